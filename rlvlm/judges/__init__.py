@@ -1,1 +1,1 @@
-"""Frozen VLMs that look and answer: prompts, parsing, cache, one file per backend. Used by preferences and serving."""
+"""Frozen VLMs that judge images: prompts, parsing, cache, one file per backend. Used by preferences and serving."""

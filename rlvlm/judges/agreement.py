@@ -1,4 +1,4 @@
-"""How a judge's answers agree with the truth: pure functions of both, and the only ones.
+"""Agreement between a judge's answers and the truth, as pure functions of both; all such statistics stand here.
 
 Used by the judge bench, the judge report, a run's records and monitor, and evaluations.
 """
@@ -13,25 +13,25 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 ALIKE = 0.01
-"""Scores that differ by no more are the same answer."""
+"""Scores that differ by no more than this count as equal."""
 _MAX_SLACK = 0.1
-"""Difference in Youden's J by which a threshold may do worse than the best one."""
+"""Largest loss in Youden's J that a threshold may have against the best one."""
 MIN_GAP = 1e-6
-"""Gaps in truth up to this are ties: rounding of positions makes some of 1e-7 where nothing moved."""
+"""Largest gap in true progress that counts as a tie: rounding of positions gives gaps of 1e-7 without a movement."""
 
 
 def average_ranks(values: ArrayLike) -> Floats:
-    """[N] ranks of `values` [N] from 1 on, the mean of their places for equal ones; all NaN where one value is.
+    """Returns the [N] ranks of `values` [N] from 1, equal values sharing their mean rank; all NaN if any value is NaN.
 
-    As `scipy.stats.rankdata`, which takes several times as long for a hundred values: bootstraps rank them thousands of
-    times.
+    Same result as `scipy.stats.rankdata`, which is several times slower for a hundred values; bootstraps rank thousands
+    of times.
     """
     found = np.asarray(values, np.float64)
     if np.isnan(found).any():
         return np.full(len(found), np.nan)
     order = found.argsort()
     rising = found[order]
-    # where each run of equal values begins and the next one does
+    # first index of each run of equal values, and the end of the last run
     bounds = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1], [True]]))
     ranks = np.empty(len(found))
     ranks[order] = np.repeat((bounds[:-1] + 1 + bounds[1:]) / 2, np.diff(bounds))
@@ -39,14 +39,14 @@ def average_ranks(values: ArrayLike) -> Floats:
 
 
 def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
-    """Chance that a true case drawn at random scores above a false one, equal scores counting half.
+    """Returns the probability that a true case drawn at random scores above a false one; equal scores count half.
 
     Args:
         scores: [N].
         truths: [N] bool.
 
     Returns:
-        In [0, 1], 0.5 for scores that know nothing; NaN where one of the two kinds is missing.
+        In [0, 1], 0.5 for uninformative scores; NaN if either class is missing.
 
     Source: Hanley and McNeil 1982, Radiology 143(1): the area under the ROC curve is the Mann-Whitney statistic.
     """
@@ -59,10 +59,15 @@ def area_under_curve(scores: ArrayLike, truths: ArrayLike) -> float:
 
 
 def area_interval(area: float, num_true: int, num_false: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Bounds, in [0, 1], of an area under the curve of so many true and false cases, both >= 1.
+    """Returns the confidence bounds, in [0, 1], of an area under the ROC curve.
 
-    Source: Hanley and McNeil 1982, eq. 1, for at most one mistake less than perfect: the error of a perfect one would
-    be 0.
+    Args:
+        area: the area, in [0, 1].
+        num_true: number of true cases, >= 1.
+        num_false: number of false cases, >= 1.
+        confidence: coverage of the interval, in (0, 1).
+
+    Source: Hanley and McNeil 1982, eq. 1, evaluated at most half a case below a perfect area, whose error would be 0.
     """
     bounded = min(max(area, 1 - area), 1 - 0.5 / max(num_true, num_false))
     # A(1-A) + (n-1)(Q1-A^2) + (m-1)(Q2-A^2), over n m; Q1 = A / (2-A), Q2 = 2 A^2 / (1+A)
@@ -74,15 +79,15 @@ def area_interval(area: float, num_true: int, num_false: int, confidence: float 
 
 
 def kept_leads(scores: ArrayLike, controls: ArrayLike, ordinary: ArrayLike) -> tuple[int, int]:
-    """How many controls keep at least half of what lifts their original above the ordinary score, and of how many that
-    can be said: an original that scores no more than the ordinary has no lead to keep.
+    """Returns how many controls keep at least half of their original's lead, and how many originals have a lead.
 
-    A policy is paid for what scores above the ordinary, so no scale and no threshold matters here.
+    The lead is the original's score above the ordinary one; an original that scores no more than the ordinary has none.
+    A policy is rewarded for scores above the ordinary, so neither scale nor threshold matters here.
 
     Args:
-        scores: [N] of the originals, e.g. of successes.
-        controls: [N] of what was made of each and must score less.
-        ordinary: [N] what scores about there.
+        scores: [N] scores of the originals, e.g. of successes.
+        controls: [N] scores of the control made from each original, which should be lower.
+        ordinary: [N] ordinary score in each original's setting.
     """
     usual = np.asarray(ordinary, np.float64)
     leads = np.asarray(scores, np.float64) - usual
@@ -92,16 +97,15 @@ def kept_leads(scores: ArrayLike, controls: ArrayLike, ordinary: ArrayLike) -> t
 
 
 def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
-    """The threshold from which on a score is best called a success, and how many more of the true cases than of the
-    false ones then are.
+    """Returns the score threshold that best separates true from false cases, and Youden's J there.
 
     Args:
         scores: [N].
-        truths: [N] bool, of both kinds.
+        truths: [N] bool; both classes must occur.
 
     Returns:
-        A threshold, the middle of those next to the best one that do as well but for one answer; and the best share of
-        true cases above a threshold less that of false ones, in [0, 1].
+        The middle of the adjacent thresholds that do as well as the best one up to one answer; and J, the share of true
+        cases above the best threshold minus the share of false ones, in [0, 1].
 
     Source: Youden 1950, Cancer 3(1): the index J.
     """
@@ -125,18 +129,18 @@ def best_threshold(scores: ArrayLike, truths: ArrayLike) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reliability:
-    """How sure a judge is against how often it is right, over bins of equal width; empty bins are NaN."""
+    """Reliability diagram: mean score against share of true cases, in bins of equal width; empty bins are NaN."""
 
     sure: Floats
-    """[bins] mean score."""
+    """[bins] mean score in the bin."""
     true: Floats
-    """[bins] share of these that are true."""
+    """[bins] share of true cases in the bin."""
     counts: NDArray[np.int64]
-    """[bins]."""
+    """[bins] number of scores in the bin."""
 
 
 def reliability(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest: float = 0.0) -> Reliability:
-    """The reliability diagram of `scores` [N] in [lowest, 1] against `truths` [N] bool."""
+    """Returns the reliability diagram of `scores` [N] in [lowest, 1] against `truths` [N] bool."""
     values, is_true = np.asarray(scores, np.float64), np.asarray(truths, bool)
     bins = np.clip(((values - lowest) / (1 - lowest) * num_bins).astype(int), 0, num_bins - 1)
     counts = np.bincount(bins, minlength=num_bins)
@@ -147,13 +151,13 @@ def reliability(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest
 
 
 def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest: float = 0.0) -> float:
-    """Mean distance of the scores from the share that is true, over bins of equal width, weighted by their counts.
+    """Returns the expected calibration error: mean |score - share true| over bins of equal width, weighted by counts.
 
     Args:
         scores: [N] in [lowest, 1], N >= 1.
         truths: [N] bool.
         num_bins: >= 1.
-        lowest: where the first bin begins; 0.5 for the probability of the chosen of two sides against the other.
+        lowest: lower end of the first bin; 0.5 for the probability of the chosen side against the other.
 
     Source: Naeini et al. 2015, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (expected calibration
     error); Guo et al. 2017, arXiv:1706.04599.
@@ -163,14 +167,14 @@ def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, 
 
 
 def label_outcome(label: str, gain: float) -> str:
-    """The outcome of the answer to a pair whose right side has `gain` more true progress than its left one.
+    """Returns the outcome of an answer to a pair whose right side has `gain` more true progress than its left one.
 
     Args:
-        label: left, right or tie; empty where there is none that could be read.
-        gain: NaN where it is unknown.
+        label: left, right or tie; empty if the answer could not be read.
+        gain: difference in true progress; NaN if unknown.
 
     Returns:
-        right, wrong; tie: the truth is one; unknown: so is the truth; undecided; unread.
+        right or wrong; tie if the truth is one; unknown if the truth is; undecided if the label is a tie; unread.
     """
     if label == "tie":
         return "undecided"
@@ -184,34 +188,34 @@ def label_outcome(label: str, gain: float) -> str:
 
 
 def cohens_kappa(first: Sequence[str], second: Sequence[str]) -> float | None:
-    """How far two agree beyond chance about N items: 1 always, 0 as often as chance would, below 0 less often.
+    """Returns Cohen's kappa of two raters on N items: 1 for full agreement, 0 for chance, below 0 for less than chance.
 
-    None where there is no item, or both always say the same one thing, so that nothing is beyond chance.
+    None if N = 0, or if both always give the same single answer, since chance agreement is then 1.
 
     Source: Cohen 1960, Educational and Psychological Measurement 20(1).
     """
     one, other = np.asarray(first), np.asarray(second)
     if not len(one):
         return None
-    # kappa = (p_o - p_e) / (1 - p_e): the share that agrees, less what it would be if both drew at random
+    # kappa = (p_o - p_e) / (1 - p_e): p_o the observed agreement, p_e that of two independent raters
     observed = float((one == other).mean())
     expected = sum(float((one == label).mean() * (other == label).mean()) for label in np.union1d(one, other))
     return (observed - expected) / (1 - expected) if expected < 1 else None
 
 
 def confidence(p_left: float, p_right: float) -> float:
-    """How sure a judge is of the side that it finds likelier: p(it) / (p(left) + p(right)), in [0.5, 1].
+    """Returns the probability of the likelier side, max(p_left, p_right) / (p_left + p_right), in [0.5, 1].
 
-    The tie's share says nothing about which side is nearer. NaN where neither has a probability.
+    The probability of a tie says nothing about which side is nearer. NaN if both sides have probability 0.
     """
     both = p_left + p_right
     return max(p_left, p_right) / both if both > 0 else math.nan
 
 
 def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Bounds of a share of `hits` among `count` >= 1 trials.
+    """Returns the confidence bounds of the share `hits` / `count`, for `count` >= 1 trials.
 
-    Source: Wilson 1927, JASA 22, p. 209. Right near 0 and 1 too, where the normal interval has no width.
+    Source: Wilson 1927, JASA 22, p. 209. Correct near 0 and 1 too, where the normal interval has no width.
     """
     from scipy.stats import binomtest  # takes half a second
 

@@ -1,4 +1,4 @@
-"""Askers put dialogues to a model: in batches, or as they come. numpy only."""
+"""Askers put dialogues to a model, in batches or one by one as they come. numpy only."""
 
 import asyncio
 import logging
@@ -30,9 +30,9 @@ Question = TypeVar("Question", Query, Clip)
 def ask_what_can_be(
     items: Sequence[Question], abilities: Abilities, ask: Callable[[Sequence[Question]], Sequence[DialogueResult]]
 ) -> list[DialogueResult]:
-    """How each item went, in order; those that a model of these abilities cannot be asked about have failed already."""
+    """Returns the result of each item, in order; items that such a model cannot be asked have failed."""
     problems = [prompts.problem_of(item, abilities) for item in items]
-    # an odd clip among a thousand costs its own answer: raised, it would end the run or break its batch
+    # one odd clip among a thousand fails alone: an exception would end the run or break its batch
     good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
     in_order = iter(ask(good) if good else ())
     return [
@@ -41,11 +41,11 @@ def ask_what_can_be(
 
 
 class AdaptiveBatches:
-    """Asks a model in batches, which become smaller where its memory runs out, and stay so.
+    """Asks a model in batches, and halves the batch size for good when the model runs out of memory.
 
     Args:
-        size: items per batch at first, >= 1.
-        release_memory: gives unused memory back.
+        size: items per batch at the start, >= 1.
+        release_memory: releases cached memory.
     """
 
     def __init__(self, size: int, release_memory: Callable[[], None]) -> None:
@@ -58,19 +58,19 @@ class AdaptiveBatches:
         ask: Callable[[Sequence[Item]], Sequence[Given]],
         failed: Callable[[str], Given] | None = None,
     ) -> list[Given]:
-        """What `ask` gives for each item, in order.
+        """Returns the answer of `ask` for each item, in order.
 
         Args:
-            items: any number.
-            ask: puts a batch to the model.
-            failed: what stands for an item on which the model breaks by itself; a batch that breaks is halved until
-                that one is alone. None lets errors through.
+            items: items to ask about, any number.
+            ask: asks the model about a batch, and returns its answers in order.
+            failed: makes the answer for an item on which the model fails; a batch that fails is halved until that item
+                is alone. None lets errors through.
 
         Raises:
-            MemoryError: one item alone is too much, and nothing stands for it.
+            MemoryError: a single item does not fit into memory, and `failed` is None.
         """
         given: list[Given] = []
-        # by what is given so far and not by steps of a fixed size: the size may have shrunk on the way
+        # indexed by answers so far and not in steps of a fixed size: the size may have shrunk on the way
         while len(given) < len(items):
             given += self._ask(items[len(given) : len(given) + self._size], ask, failed)
         return given
@@ -94,8 +94,7 @@ class AdaptiveBatches:
                 raise MemoryError(reason)
             logger.warning("the judge failed on a question: %s", reason)
             return [failed(reason)]
-        # halves find the one question that breaks the model in log2(batch) steps; the others keep their
-        # answers
+        # halves find the one question that breaks the model in log2(batch) steps; the others keep their answers
         half = (len(batch) + 1) // 2
         if is_too_large:  # later batches start smaller
             logger.warning("out of memory with %d questions at once; going on with %d", len(batch), half)
@@ -105,9 +104,9 @@ class AdaptiveBatches:
 
 
 class BatchAsker:
-    """Puts dialogues to an engine of this process, as many at once as the config says, see `AdaptiveBatches`.
+    """Puts dialogues to an engine in this process, `config.batch_size` at once; see `AdaptiveBatches`.
 
-    An item on which the model breaks fails alone and leaves the rest of its batch alone.
+    An item on which the model fails does not affect the rest of its batch.
     """
 
     def __init__(self, engine: ChatEngine, config: JudgeConfig) -> None:
@@ -117,45 +116,45 @@ class BatchAsker:
         self.stamp = _stamp(engine, config)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """How the dialogue about each item went, in order.
+        """Returns the result of the dialogue about each item, in order.
 
         Raises:
-            JudgeUnavailable: not one of them was answered.
+            JudgeUnavailable: every item failed.
         """
         converse = partial(self._converse, dialogue)
         outcomes = self._batches.run(items, converse, lambda reason: DialogueResult(text=reason, has_failed=True))
         return _some_answered(outcomes, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
-        """The model's reply to each chat, in order.
+        """Returns the model's reply to each chat, in order.
 
         Raises:
-            UnsupportedQuestion: one of them cannot be replied to.
+            UnsupportedQuestion: the model cannot reply to one of the chats.
         """
 
         def write(batch: Sequence[Chat]) -> list[str]:
             replies = self._engine.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature)
             return [reply.text for reply in replies]
 
-        def failed(reason: str) -> str:  # a text has no status that could say so
+        def failed(reason: str) -> str:  # a text has no status that could mark a failure
             raise _cannot_reply(reason)
 
         return self._batches.run(chats, write, failed)
 
     def shrink(self, frames: Frames) -> Frames:
-        """The frames [L, H, W, 3] at the size at which the model will see them, where that is known."""
+        """Returns the frames [L, H, W, 3] at the size that the model will see, or unchanged if that is not known."""
         shrink = getattr(self._engine, "shrink", None)
         return frames if shrink is None else shrink(frames)
 
     def _converse(self, dialogue: Callable[[Item], Dialogue], items: Sequence[Item]) -> list[DialogueResult]:
-        """Leads the dialogues about a batch of items, turn by turn: each turn is one batch for the model."""
+        """Runs the dialogues about a batch of items turn by turn; each turn is one batch for the model."""
         start = time.perf_counter()
         dialogues = [dialogue(item) for item in items]
         requests = {place: next(each) for place, each in enumerate(dialogues)}
         outcomes: dict[int, DialogueResult] = {}
         # dialogues may end at different turns; those that go on share the next batch
         while requests:
-            # dialogues of one form ask alike, so the first speaks for all
+            # all dialogues have the same form and ask alike, so the first request holds for all
             chats, first = [request.chat for request in requests.values()], next(iter(requests.values()))
             if first.wants_log_probs:
                 rows = self._engine.choice_log_p(chats, first.choices)
@@ -177,28 +176,27 @@ class BatchAsker:
 
 
 class AsyncAsker:
-    """Puts dialogues to an engine that takes them as they come: each goes on as soon as its own reply is there.
+    """Puts dialogues to an engine that takes them as they come: each goes on as soon as its own reply arrives.
 
-    What an API adds: answers have a price, and a model may decline. A refusal and an empty reply are answers that
-    cannot be read (invalid); a provider that blocks a question or does not answer in time gave none (failed). Neither
-    is ever a tie.
+    APIs also report prices and may refuse. A refusal or an empty reply is an answer that cannot be read (invalid); a
+    question that the provider blocks or does not answer in time has failed. Neither counts as a tie.
     """
 
     def __init__(self, engine: AsyncEngine, config: JudgeConfig) -> None:
         self._engine = engine
         self._config = config
-        # an engine of our own queues by itself; somebody's API has a limit on what is under way
+        # our own engine queues requests itself; a provider limits concurrent requests
         self._gate = asyncio.Semaphore(config.api.concurrency) if config.is_remote else nullcontext()
         self.stamp = _stamp(engine, config)
 
     async def ask(self, dialogue: Dialogue) -> DialogueResult:
-        """How one dialogue went, with its price where that is known; cancelled, the engine computes no further.
+        """Returns the result of one dialogue, with its price if known; cancelling it stops the engine's work on it.
 
         Raises:
-            JudgeUnavailable: the engine will not answer: it is dead, or has a wrong key, or the budget is spent.
+            JudgeUnavailable: the engine cannot answer any more: it is dead, the key is wrong, or the budget is spent.
         """
         config, start, usage = self._config, time.perf_counter(), None
-        # a provider may have us wait for ever; an engine of our own is watched by its server
+        # a provider may keep us waiting for ever; our own engine is watched by its server
         deadline = time.monotonic() + config.api.deadline_s if config.is_remote else math.inf
         try:
             request = next(dialogue)
@@ -218,12 +216,12 @@ class AsyncAsker:
             return DialogueResult(text=str(error) or type(error).__name__, has_failed=True)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """As of `BatchAsker`. Once no question is answered any more the rest stays unsent; paid answers are kept."""
+        """Returns what `BatchAsker.run` does. After a fatal error the rest is not sent; answers paid for are kept."""
         fatal: list[JudgeUnavailable] = []
 
         async def ask(item: Item) -> DialogueResult:
             async with self._gate:
-                # a wrong key or a spent budget meets every question alike: the rest is not sent
+                # a wrong key or a spent budget fails every question alike, so the rest is not sent
                 if not fatal:
                     try:
                         return await self.ask(dialogue(item))
@@ -232,7 +230,7 @@ class AsyncAsker:
                 return DialogueResult(text=str(fatal[0]), has_failed=True)
 
         asked = self._engine.run(_gather(map(ask, items)))
-        # answers that were paid for before the end are given out; only where there are none is it an outage
+        # answers paid for before the fatal error are returned; it is an outage only if there are none
         num_failed = sum(result.has_failed for result in asked)
         if fatal and num_failed == len(asked):
             raise fatal[0]
@@ -241,7 +239,7 @@ class AsyncAsker:
         return _some_answered(asked, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
-        """As of `BatchAsker`; JudgeUnavailable where one does not come: texts have no status."""
+        """Returns what `BatchAsker.write` does. Raises JudgeUnavailable for a missing reply: texts have no status."""
 
         async def write(chat: Chat) -> str:
             async with self._gate:
@@ -250,7 +248,7 @@ class AsyncAsker:
         return self._engine.run(_gather(map(write, chats)))
 
     async def write_one(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
-        """The model's reply; raises as `write` does."""
+        """Returns the model's reply; raises as `write` does."""
         try:
             request = ChatRequest(chat=chat)
             reply = await self._engine.reply(request, max_new_tokens=max_new_tokens, temperature=temperature)
@@ -263,7 +261,7 @@ class AsyncAsker:
         return reply.text
 
     def shrink(self, frames: Frames) -> Frames:
-        """The frames as they are: the engine resizes them beside its own work, or a provider as it likes."""
+        """Returns the frames unchanged: the engine resizes them beside its own work, a provider as it likes."""
         return frames
 
 
@@ -271,12 +269,12 @@ Asker = BatchAsker | AsyncAsker
 
 
 async def _gather(work: Iterable[Awaitable[T]]) -> list[T]:
-    """`asyncio.gather`, which must be called where the event loop runs: in the engine's thread."""
+    """Calls `asyncio.gather` where it must run: in the engine's thread, where the event loop runs."""
     return await asyncio.gather(*work)
 
 
 def _some_answered(asked: list[DialogueResult], config: JudgeConfig) -> list[DialogueResult]:
-    """The same, once it is known that not all of them failed."""
+    """Returns `asked`; raises JudgeUnavailable if all of them failed."""
     if asked and all(result.has_failed for result in asked):
         fix = "run `rlvlm doctor`; with a big model try --judge.quantization nf4"
         if config.is_remote:
@@ -290,17 +288,17 @@ def _cannot_reply(reason: str) -> UnsupportedQuestion:
 
 
 def _stamp(engine: ChatEngine | AsyncEngine, config: JudgeConfig) -> Stamp:
-    """Everything that changes an answer: weights, prompts, and how the reply is decoded."""
+    """Returns a stamp of everything that changes an answer: weights, prompts, and how the reply is decoded."""
     name, revision, traits = f"{config.backend}:{config.model or config.backend}", engine.revision, ""
-    if config.is_remote:  # where it answers; what the server's weights are is not known
+    if config.is_remote:  # the server's name; its weights are not known
         server = urlsplit(config.api.base_url).netloc
         name, revision = name + (f"@{server}" if server else ""), config.revision
     else:
         # the processor resizes images within these bounds, so another bound is another image
         traits = f" min_pixels={config.min_pixels} max_pixels={config.max_pixels} {engine.traits}"
         if config.prompt == "two_stage" and not config.runs_elsewhere:
-            traits += " label=choice"  # held to the labels; answers from before that were free text
-    # greedy answers do not depend on the seed: two runs of other seeds may share them
+            traits += " label=choice"  # constrained to the labels; stored answers without this mark were free text
+    # greedy answers do not depend on the seed, so runs with other seeds may share them
     sampling = f" top_p={TOP_P:g} seed={config.seed}" if config.temperature > 0 else ""
     return Stamp(
         judge=name,

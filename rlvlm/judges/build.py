@@ -1,4 +1,4 @@
-"""From a judge's config to a judge. Serving, runs and notebooks start here."""
+"""Builds a judge from its config. Serving, runs and notebooks start here."""
 
 import socket
 from dataclasses import replace
@@ -21,20 +21,20 @@ from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.models import shipped_folder, weights_folder
 
 CONNECT_S = 10.0
-"""Longest wait for a server to take a connection."""
+"""Longest wait for a server to accept a connection, in seconds."""
 ABILITIES_FILE = "abilities.json"
-"""Says in a small model's folder what it was trained on: the fields of `Abilities`."""
+"""File in a small model's folder that says what it was trained on: the fields of `Abilities`."""
 POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
-"""What the pocket judge was trained on (`pocket_models.judge`): every comparison, and the percentage."""
+"""Training of the pocket judge (`pocket_models.judge`): every form of comparison, and the percentage."""
 
 
 def build_judge(config: JudgeConfig) -> Judge:
-    """The judge that `config` describes, loaded and ready.
+    """Returns the judge that `config` describes, loaded and ready.
 
     Raises:
-        JudgeUnavailable: its weights are missing or cannot be loaded.
-        UnsupportedQuestion: it cannot be asked as `config` says.
-        ImportError: the package its backend stands on is not installed.
+        JudgeUnavailable: the weights are missing or cannot be loaded.
+        UnsupportedQuestion: the judge cannot be asked as `config` says.
+        ImportError: the package that the backend needs is not installed.
     """
     judge: Judge
     # torch, transformers and the providers' clients load only when a judge that needs them is wanted
@@ -61,24 +61,24 @@ def build_judge(config: JudgeConfig) -> Judge:
                 judge = NumericJudge(config, import_module(f"rlvlm.judges.{folder}.{name}").load(config))
             case "cached" | "human":
                 judge = _store_judge(config)
-            case _:  # `module:NAME`, as the config has checked
+            case _:  # `module:NAME`, already checked by the config
                 from rlvlm.judges import own
 
                 judge = own.build(config)
-    except ModelUnavailable as error:  # the loaders know models, and callers that wait for a judge catch this error
+    except ModelUnavailable as error:  # the loaders know models; callers that wait for a judge catch its error
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
 
 
 def abilities_of(backend: str, model: str) -> Abilities:
-    """What a judge can be asked, as far as it is known before anything is loaded.
+    """Returns the forms of question that a judge supports, as far as is known before anything is loaded.
 
     Raises:
-        JudgeUnavailable: the file that says it cannot be read.
+        JudgeUnavailable: the abilities file cannot be read.
     """
     if backend != "pocket":
         return Abilities(goal_pictures=backend not in ("blip2", "robometer", "rynnvalue"))
-    # what it was trained on: as its folder says, and otherwise what the pocket judge was
+    # from the abilities file in its folder, else those of the pocket judge
     file = (shipped_folder(model) or (Path(model) if model else weights_folder())) / ABILITIES_FILE
     if not file.exists():
         return POCKET_ABILITIES
@@ -91,15 +91,15 @@ def abilities_of(backend: str, model: str) -> Abilities:
 
 
 def check_goal_image(backend: str, model: str, score: str) -> None:
-    """Checks that a judge may be shown an image of the goal.
+    """Checks that a judge accepts an image of the goal.
 
     Args:
-        backend: of the judge.
-        model: of the judge.
-        score: the form in which it scores; empty where it compares, or where that is not known.
+        backend: backend of the judge.
+        model: model of the judge.
+        score: form of the score; empty if the judge compares, or if the form is not known.
 
     Raises:
-        UsageError: it may not.
+        UsageError: the judge does not.
     """
     abilities = abilities_of(backend, model)
     if not abilities.goal_pictures or score in SHOW_NO_GOAL:
@@ -110,10 +110,10 @@ def check_goal_image(backend: str, model: str, score: str) -> None:
 
 
 def check_reachable(config: JudgeConfig) -> None:
-    """Checks that a server listens at `judge.api.base_url`. Nothing is sent, and nothing tried behind a proxy.
+    """Checks that a server listens at `judge.api.base_url`. Sends nothing, and tries nothing behind a proxy.
 
     Raises:
-        JudgeUnavailable: nothing does.
+        JudgeUnavailable: no server listens there.
     """
     address = urlsplit(config.api.base_url)
     if not config.is_remote or not address.hostname or (getproxies() and not proxy_bypass(address.hostname)):
@@ -137,7 +137,7 @@ def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | Non
 
 
 def _store_judge(config: JudgeConfig) -> Judge:
-    """A judge that takes its answers from a label store: those that are there, or those that people give."""
+    """Returns a judge that answers from a label store: from the stored answers, or from those that people give."""
     if config.is_human and not config.store:
         raise JudgeUnavailable(
             "judge.backend human keeps questions and answers in a label store, and none is named",
@@ -153,7 +153,7 @@ def _store_judge(config: JudgeConfig) -> Judge:
 
 
 def _pocket_judge(config: JudgeConfig) -> ChatJudge:
-    """A small Qwen3-VL that ships with rlvlm, or any folder made like one."""
+    """Returns a small Qwen3-VL that ships with rlvlm, or one from a folder of the same form."""
     # a shipped name first, then a folder of the user's, then the default weights
     folder = shipped_folder(config.model) or (Path(config.model) if config.model else weights_folder())
     if not folder.is_dir() and config.model:

@@ -1,4 +1,4 @@
-"""Judges that answer from a label store: one that asks each question once, and one that never asks."""
+"""Judges that answer from a label store: `CachedJudge` asks each question once, `StoredJudge` never asks."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +17,15 @@ Answer = TypeVar("Answer", Verdict, Score)
 
 
 class CachedJudge:
-    """Answers from a label store what was asked before, and asks the rest.
+    """Answers repeated questions from a label store, and asks the judge the rest.
 
-    Failed answers are asked again. Others outlive the process and are shared with every other run that uses the store:
-    they are on the disk before they are handed out, with their images.
+    Failed answers are asked again. All others outlive the process and are shared with every run that uses the store:
+    they are written to disk, with their images, before they are returned.
 
     Args:
-        judge: is asked what is not known yet.
-        store: where answers are kept.
-        show: called after every answer with `hits` and `misses`.
+        judge: answers what is not in the store yet.
+        store: keeps the answers.
+        show: called after every call with `hits` and `misses`.
     """
 
     def __init__(self, judge: Judge, store: LabelStore, show: Callable[[int, int], None] | None = None) -> None:
@@ -39,22 +39,22 @@ class CachedJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """The stamp of the judge inside."""
+        """Stamp of the judge inside."""
         return self._judge.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order; a remembered one is as it was given."""
+        """Returns one verdict per query, in order; a stored one as it was first given."""
         return self._answer(queries, self._judge.compare)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order; a remembered one is as it was given."""
+        """Returns one score per clip, in order; a stored one as it was first given."""
         return self._answer(clips, self._judge.score)
 
     def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
         if not items:
             return []
         stamp, store = self.stamp, self._store
-        # the address of a question is a hash of goal and pixels: the same for every run and machine
+        # the key is a hash of goal and pixels: the same on every run and machine
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
         store.refresh()  # other runs add to the same store meanwhile
@@ -68,8 +68,8 @@ class CachedJudge:
                 kept = pool.submit(store.keep_images, images)
                 given = zip(questions, ask([items[place] for place in unknown.values()]), strict=True)
                 fresh = [replace(answer, question=question.id) for question, answer in given]
-                kept.result()  # an answer whose images are missing could not be looked at later
-            # kept before they are handed out: answers that a crash loses were then never learned from
+                kept.result()  # an answer whose images are missing could not be inspected later
+            # stored before they are returned: a crash must not lose answers that were already learned from
             store.add_answers(list(zip(questions, fresh, strict=True)))
             known |= dict(zip(unknown, fresh, strict=True))
         self.misses += len(unknown)
@@ -80,16 +80,16 @@ class CachedJudge:
 
 
 def without_memory(judge: Judge) -> Judge:
-    """A judge that answers the same question anew each time: the one inside a `CachedJudge`, or `judge` itself."""
+    """Returns a judge that answers repeated questions anew: the one inside a `CachedJudge`, or `judge` itself."""
     if isinstance(judge, GoalImageJudge):
         return replace(judge, judge=without_memory(judge.judge))
     return judge._judge if isinstance(judge, CachedJudge) else judge
 
 
 class StoredJudge:
-    """Replays one judge's stored answers, under that judge's own stamp, which `pick_stamp` finds.
+    """Replays one judge's stored answers under that judge's own stamp, which `pick_stamp` finds.
 
-    A question that it was never asked is a failed answer that names the question's key, never a guess.
+    A question without a stored answer fails, and its text names the question's key.
     """
 
     def __init__(self, store: LabelStore, stamp: Stamp) -> None:
@@ -98,23 +98,23 @@ class StoredJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the judge whose answers these are."""
+        """Stamp of the judge that gave the answers."""
         return self._stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order.
+        """Returns one verdict per query, in order.
 
         Raises:
-            JudgeUnavailable: the store knows not one of them.
+            JudgeUnavailable: the store has an answer to none of them.
         """
         return self._find(queries, lambda text: Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=text))
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order. Raises as `compare` does."""
+        """Returns one score per clip, in order. Raises as `compare` does."""
         return self._find(clips, lambda text: Score(status=Status.FAILED, value=None, stamp=self._stamp, text=text))
 
     def _find(self, items: Sequence[Query | Clip], failed: Callable[[str], Answer]) -> list[Answer]:
-        """The stored answers; in the place of those that are missing, or of another kind, what `failed` makes."""
+        """Returns the stored answers, with `failed(reason)` in place of those that are missing or of another kind."""
         answers: list[Answer] = []
         for item in items:
             key = answer_key(describe(item)[0].id, self._stamp)
@@ -130,13 +130,13 @@ class StoredJudge:
 
 
 def pick_stamp(store: LabelStore, judge: str = "", prompt: str = "") -> Stamp:
-    """The stamp of the one judge in the store whose name and prompt hold these words.
+    """Returns the stamp of the only judge in the store whose name contains `judge` and whose prompt contains `prompt`.
 
     Raises:
-        UsageError: there is none, or several to choose from.
+        UsageError: no judge fits, or several do.
     """
     stamps = store.stamps()
-    # parts of names will do, since full stamps are long and hold digests
+    # parts of names suffice, since full stamps are long and hold digests
     fitting = [stamp for stamp in stamps if judge in stamp.judge and prompt in stamp.prompt]
     if len(fitting) == 1:
         return fitting[0]

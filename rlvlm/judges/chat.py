@@ -1,4 +1,4 @@
-"""A chat VLM as a judge: questions in, verdicts and scores out. `dialogues` says what is asked, `asking` asks."""
+"""A chat VLM as a judge: takes questions, returns verdicts and scores, with `dialogues` put by an asker of `asking`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ class ChatJudge:
     """A chat VLM behind the `Judge` and `Generator` protocols.
 
     Args:
-        config: in which form it is asked.
+        config: form of the questions.
         asker: puts dialogues to the model.
-        abilities: what the model was trained on.
+        abilities: forms of question that the model was trained on.
 
     Raises:
         UnsupportedQuestion: the model cannot be asked as `config` says.
@@ -31,7 +31,7 @@ class ChatJudge:
         self._config = config
         self._asker = asker
         self._abilities = abilities or Abilities()
-        # now and not at the first question: a file of sentences that cannot be read must end a run before it starts
+        # now and not at the first question: an unreadable file of sentences must end a run before it starts
         self._label = label_dialogue(config.prompt)
         self._score = score_dialogue(config.score, prompts.sentences_of(config))
         self._abilities.check(config)
@@ -40,27 +40,27 @@ class ChatJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """Where the answers come from."""
+        """Stamp of the answers."""
         return self._asker.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order; a query that cannot be asked is a failed one.
+        """Returns one verdict per query, in order; a query that cannot be asked has failed.
 
         Raises:
             UnsupportedQuestion: the model was only trained to score.
-            JudgeUnavailable: not one of those that could be asked was answered.
+            JudgeUnavailable: every query that could be asked failed.
         """
         self._check_compares()
         outcomes = ask_what_can_be(queries, self._abilities, lambda good: self._asker.run(good, self._label))
         return [outcome.verdict(self.stamp) for outcome in outcomes]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order. Raises as `compare` does."""
+        """Returns one score per clip, in order. Raises as `compare` does."""
         outcomes = ask_what_can_be(clips, self._when_scoring, lambda good: self._asker.run(good, self._score))
         return [self._scored(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
-        """The model's reply to each chat, in order.
+        """Returns the model's reply to each chat, in order.
 
         Raises:
             UnsupportedQuestion: a chat is not in the format of `vlms.chats`, or the model cannot reply to it.
@@ -69,29 +69,29 @@ class ChatJudge:
         return self._asker.write(list(map(_checked, chats)), max_new_tokens, temperature)
 
     async def compare_one(self, query: Query) -> Verdict:
-        """The verdict on one query, for an asker that takes questions as they come; see `judge.ContinuousJudge`."""
+        """Returns the verdict on one query, for callers that ask one at a time; see `judge.ContinuousJudge`."""
         self._check_compares()
         return (await self._ask_one(query, self._label, self._abilities)).verdict(self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
-        """The score of one clip, likewise."""
+        """Returns the score of one clip, for callers that ask one question at a time."""
         return self._scored(clip, await self._ask_one(clip, self._score, self._when_scoring))
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
-        """The model's reply to one chat, likewise."""
+        """Returns the model's reply to one chat, for callers that ask one question at a time."""
         return await self._async_asker.write_one(_checked(chat), max_new_tokens, temperature)
 
     def shrink(self, query: Query) -> Query:
-        """The query with its images at the size at which the model will see them; the answer is the same.
+        """Returns the query with its images at the size that the model will see; the answer is the same.
 
-        For callers with time before the model has it: resizing takes a quarter of a small model's answer. A query that
-        cannot be asked comes back as it is.
+        For callers with time to spare before the model is asked: resizing takes a quarter of a small model's answer
+        time. A query that cannot be asked is returned unchanged.
         """
-        if prompts.problem_of(query, self._abilities) is not None:  # `compare` gives its answer: failed, and why
+        if prompts.problem_of(query, self._abilities) is not None:  # `compare` answers it: failed, with the reason
             return query
         try:
             left, right = self._asker.shrink(query.left), self._asker.shrink(query.right)
-        except ValueError:  # no shape that the processor takes; asking will say so
+        except ValueError:  # a shape that the processor rejects; asking will report it
             return query
         return query if left is query.left and right is query.right else replace(query, left=left, right=right)
 
@@ -117,7 +117,7 @@ class ChatJudge:
 
 
 def _checked(chat: Chat) -> Chat:
-    """The chat, once it is known to be in the format of `vlms.chats`."""
+    """Returns the chat; raises UnsupportedQuestion unless it is in the format of `vlms.chats`."""
     try:
         return checked_chat(chat)
     except ValueError as error:

@@ -17,31 +17,31 @@ Backend = Literal[
     "pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "robometer", "rynnvalue", "cached", "human"
 ]
 Mode = Literal["two_stage", "single_stage", "direct"]
-"""How a comparison can be asked."""
+"""Forms of a comparison."""
 ScoreMode = Literal["progress", "rating", "success", "video", "utility", "statement", "rubric", "delta"]
-"""How the score of one clip can be asked."""
+"""Forms of the score of one clip."""
 RANDOM = "random"
-"""Name of an untrained model."""
+"""Model name that stands for untrained weights."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
-"""Range of the temperature where it is not 0; below it the scaled log-probabilities leave a model's number range."""
+"""Range of a temperature other than 0; below it the scaled log-probabilities overflow a model's number range."""
 _BY_SIMILARITY = ("clip", "blip2")
 _WITH_HEADS = ("robometer", "rynnvalue")
 _WITH_WEIGHTS = ("transformers", "vllm", *_BY_SIMILARITY, *_WITH_HEADS)
 _WORDED = ("statement", "rubric", "delta", "video")
 """Forms of score whose sentences may be replaced by a published model's own."""
 SHOW_NO_GOAL = ("statement", "rubric", "delta")
-"""Forms of score, of published models, that have no place for an image of the goal."""
+"""Forms of score, from published models, that have no place for an image of the goal."""
 _REMOTE = ("openai", "gemini")
 _IMPLIED: set[str] = set()
-"""Hub names whose backend was said already."""
+"""Hub names for which the implied backend was already logged."""
 POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
-"""What mends missing weights of the pocket judge."""
+"""Advice for missing weights of the pocket judge."""
 _MAX_POCKET_BYTES = 200_000_000
-"""Weights of a folder above this are no small model like those that ship."""
+"""Size of weights above which a folder does not hold a small model such as those that ship."""
 
 
 def check_temperature(temperature: float) -> float:
-    """The temperature.
+    """Returns the temperature.
 
     Raises:
         ValueError: it is neither 0 nor in the range that models can sample with.
@@ -54,20 +54,20 @@ def check_temperature(temperature: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarityConfig:
-    """How the similarity of image and goal becomes a score: backends clip and blip2."""
+    """Conversion of the similarity of image and goal into a score: backends clip and blip2."""
 
     baseline: str = ""
-    """What the scene looks like without the goal, e.g. `a drawer`. With it only change along the line from this text
-    to the goal counts, as far as `alpha` says; empty compares image and goal alone."""
+    """Text for the scene without the goal, e.g. `a drawer`. With it only change along the line from this text to the
+    goal counts, weighted by `alpha`; empty compares image and goal alone."""
     alpha: float = 0.5
-    """Weight of that line, in [0, 1]: 0 is plain similarity, 1 the line alone."""
+    """Weight of the projection onto that line, in [0, 1]: 0 is plain similarity, 1 the line alone."""
     tie_band: float = 0.0
-    """Scores that differ by no more than this are no preference, >= 0."""
+    """Largest difference between two scores that counts as no preference, in [0, 1]."""
     template: str = "{goal}"
-    """Sentence put to the text encoder, with one slot, e.g. `an image of {goal}`; a state reads better than a task."""
+    """Sentence for the text encoder, with one slot, e.g. `an image of {goal}`; describe a state rather than a task."""
     head: Literal["match", "contrast"] = "match"
-    """How blip2 compares. match: probability of a match; contrast: cosine of image and text, as the paper's
-    baseline."""
+    """Head of blip2 that compares. match: probability of a match; contrast: cosine of image and text, as in the
+    paper's baseline."""
 
     def __post_init__(self) -> None:
         check_shares(self, "judge.similarity", "alpha", "tie_band")
@@ -77,22 +77,22 @@ class SimilarityConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedConfig:
-    """Answers from disk alone: backend cached."""
+    """Stored answers that are replayed: backend cached."""
 
     store: str = ""
-    """Folder of the label store that is read."""
+    """Folder of the label store to read."""
     judge: str = ""
-    """Part of the name of the judge whose answers are wanted; may be empty where the store has only one."""
+    """Part of the name of the judge whose answers to use; may be empty if the store has only one."""
     prompt: str = ""
-    """Part of the name of its prompt, likewise."""
+    """Part of the name of that judge's prompt; may be empty if the store has only one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HumanConfig:
-    """How people are asked: backend human."""
+    """Questions to people: backend human."""
 
     agreement: int = 1
-    """Different people who answer each question, >= 1; what more than half of them say counts."""
+    """Number of people who answer each question, >= 1; the answer of more than half of them counts."""
 
     def __post_init__(self) -> None:
         check_least(self, "judge.human", 1, "agreement")
@@ -100,50 +100,51 @@ class HumanConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeConfig(VLMConfig):
-    """Which model judges, and how it is prompted."""
+    """Model that judges, and its prompts."""
 
     section: ClassVar[str] = "judge"
-    """Where its options stand on the command line."""
+    """Section of these settings on the command line."""
 
     backend: str = "pocket"
-    """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in
-    an environment of its own; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer,
-    rynnvalue: reward models with heads of their own; cached: from disk; human: people, on the page of `rlvlm labels
-    ask`; my_file:FUNCTION: one of your own. Where only
-    judge.model is given and is a hub name or the folder of a large model, it is transformers."""
+    """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in its
+    own environment; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer, rynnvalue:
+    reward models with heads of their own; cached: answers from disk; human: people, on the page of `rlvlm labels
+    ask`; my_file:FUNCTION: your own judge. If only judge.model is given, as a hub name or the folder of a large
+    model, it is transformers."""
     model: str = ""
-    """Hub name or local folder of the weights, or the API's name of the model. Of the pocket backend: empty for the
-    judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one of 27
-    tasks of LIBERO, or a folder made like them.
-    `random` gives clip and blip2 random weights: a control that knows nothing."""
+    """Hub name or local folder of the weights, or the API's name of the model. For the pocket backend: empty for the
+    judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one trained on
+    27 tasks of LIBERO, or a folder of the same form. `random` gives clip and blip2 random weights, as an uninformed
+    control."""
     prompt: Mode = "direct"
-    """two_stage: describe, then label (the paper's); single_stage: both in one answer; direct: the label's
+    """two_stage: describe, then label (as in the paper); single_stage: both in one answer; direct: the label's
     probabilities from one forward pass, no text."""
     score: ScoreMode = "progress"
-    """How one clip is scored. progress: percent, in one number; rating: 1 to 5; success: probability of yes from one
-    forward pass; video: percent after written reasoning, from first image, clip and current image; utility: of one
-    step, from the image before it, the action and the image after it, by the probabilities of five ratings;
-    statement: probability of True behind the statement that the clip shows the goal (TOPReward); rubric: 1 to 5 by a
-    rubric on the final state (RoboReward); delta: signed percents between neighbouring images, added up (VLAC)."""
+    """Form of the score of one clip. progress: one number in percent; rating: 1 to 5; success: probability of yes
+    from one forward pass; video: percent after written reasoning, from first image, clip and current image; utility:
+    one step's usefulness, from the image before it, the action and the image after it, by the probabilities of five
+    ratings; statement: probability of True after the statement that the clip shows the goal (TOPReward); rubric: 1
+    to 5 by a rubric on the final state (RoboReward); delta: signed percentages between neighbouring images, added up
+    (VLAC)."""
     wording: str = ""
-    """File with a published model's own sentences for a score of that kind, robometer or rynnvalue: JSON, by their
+    """JSON file with a published model's own sentences for such a score, or for robometer or rynnvalue, under their
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
-    """Ask each query in both orders, at twice the cost; where the answers disagree there is no preference."""
+    """Ask each query in both orders, at twice the cost; answers that disagree count as no preference."""
     image_px: int = 300
-    """Side of the square images drawn for the judge, in pixels (300 in the paper)."""
+    """Side length of the square images drawn for the judge, in pixels (300 in the paper)."""
     temperature: float = 0.0
-    """0 is greedy; from 0.01 to 2 top-p 0.9 sampling."""
+    """Sampling temperature: 0 is greedy, 0.01 to 2 samples with top-p 0.9."""
     max_new_tokens: int = 256
     """Longest answer, in tokens."""
     batch_size: int = 16
-    """Queries per forward pass, >= 1; of vllm: chats that are computed at once."""
+    """Queries per forward pass, >= 1; for vllm, chats computed at once."""
     untrained: Literal["refuse", "ok"] = "refuse"
-    """What becomes of a run on a task that the pocket judge has never seen, about which it talks nonsense, and sure of
-    it. refuse: it does not start; ok: it does."""
+    """Behaviour on a task that the pocket judge was not trained on, where its answers are confident nonsense.
+    refuse: do not start the run; ok: start it."""
     store: str = ""
-    """Folder of the label store that answers are kept in and looked up from; runs may share one. Empty keeps a run's
-    answers in the run's own folder."""
+    """Folder of the label store in which answers are kept and looked up; runs may share one. Empty keeps a run's
+    answers in its own folder."""
     api: ApiConfig = field(default_factory=ApiConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
@@ -151,8 +152,7 @@ class JudgeConfig(VLMConfig):
     human: HumanConfig = field(default_factory=HumanConfig)
 
     def __post_init__(self) -> None:
-        # the default backend with somebody else's model: the pocket judge's abilities would refuse what it
-        # can do
+        # the default backend with another model: the pocket judge's abilities would refuse what that model can do
         if self.backend == "pocket" and _is_general(self.model):
             object.__setattr__(self, "backend", "transformers")
         if self.backend not in get_args(Backend) and not self.is_own:
@@ -172,7 +172,7 @@ class JudgeConfig(VLMConfig):
             )
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
-        # settings that do nothing would look as if they did
+        # settings without effect would mislead
         if self.both_orders and self.is_human:
             raise ValueError(
                 "judge.both_orders has no effect on people, whose page draws the sides at random; leave it out, or ask "
@@ -189,75 +189,75 @@ class JudgeConfig(VLMConfig):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's own function, `module:NAME`."""
+        """Whether the judge is the user's own function, `module:NAME`."""
         return is_reference(self.backend)
 
     @property
     def is_human(self) -> bool:
-        """Whether people answer, which takes minutes or days, and nothing is computed."""
+        """Whether people answer, which takes minutes or days and needs no model."""
         return self.backend == "human"
 
     @property
     def ships_weights(self) -> bool:
-        """Whether a model of its own comes with rlvlm."""
+        """Whether the judge's model ships with rlvlm."""
         return self.backend == "pocket"
 
     @property
     def knows_few_tasks(self) -> bool:
-        """Whether it was trained on the tasks of its card alone, and is no general model."""
+        """Whether the judge knows only the tasks on its model card, unlike a general model."""
         return self.ships_weights and not self.model
 
     @property
     def wants_weights(self) -> bool:
-        """Whether `model` is a folder of weights or the hub's name of one."""
+        """Whether `model` is a folder of weights or a hub name."""
         return self.backend in _WITH_WEIGHTS
 
     @property
     def is_remote(self) -> bool:
-        """Whether it answers over somebody's API: no memory is needed here, and each question may cost money."""
+        """Whether the judge answers over an API: it needs no local memory, and each question may cost money."""
         return self.backend in _REMOTE
 
     @property
     def reads_states(self) -> bool:
-        """Whether it compares images with a sentence about a state, and is given no instruction."""
+        """Whether the judge compares images with a sentence about a state and takes no instruction."""
         return self.backend in _BY_SIMILARITY
 
     @property
     def is_random(self) -> bool:
-        """Whether its weights are random: nothing that it says means anything."""
+        """Whether the weights are random, so that the answers mean nothing."""
         return self.model == RANDOM
 
     @property
     def runs_elsewhere(self) -> bool:
-        """Whether its model computes outside the torch of the process that asks it: behind an API or in an engine."""
+        """Whether the model runs outside the torch of the process that asks: behind an API or in an engine."""
         return self.is_remote or self.backend == "vllm"
 
     @property
     def batches_itself(self) -> bool:
-        """Whether its engine takes questions as they come; others answer a batch at a time."""
+        """Whether the engine takes questions as they come; others answer one batch at a time."""
         return self.backend == "vllm"
 
     @property
     def python(self) -> str:
-        """Interpreter of the environment that its replica needs; empty where it runs in rlvlm's own."""
+        """Python interpreter of the environment that the replica needs; empty for rlvlm's own."""
         return self.engine.interpreter if self.backend == "vllm" else ""
 
 
 def _is_general(model: str) -> bool:
-    """Whether `judge.model` without a backend names a general chat model: a hub name or a large folder."""
+    """Returns whether `judge.model` without a backend names a general chat model: a hub name or a large folder."""
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         # by size and not by name: a folder made by `rlvlm distill` is a pocket judge too
         return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > _MAX_POCKET_BYTES
     is_hub_name = model.count("/") == 1 and not model.startswith((".", "~", "/")) and not model.endswith("/")
-    if is_hub_name and model not in _IMPLIED:  # said once: a config is made many times
+    if is_hub_name and model not in _IMPLIED:  # logged once: a config is built many times
         _IMPLIED.add(model)
         logger.warning("judge.model %s is a hub name, so judge.backend is transformers", model)
     return is_hub_name
 
 
 def _meant_backend(name: str) -> str:
-    """Names that a user who wrote `name` may have meant."""
+    """Returns advice about the backend that a user who wrote `name` may have meant."""
     near = difflib.get_close_matches(name.lower(), get_args(Backend), n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -270,14 +270,14 @@ def _meant_backend(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Abilities:
-    """The forms of question that a model's training covers; those of a general chat model, where nothing is said."""
+    """Forms of question that a model's training covers; by default those of a general chat model."""
 
     compare: frozenset[Mode] = frozenset(get_args(Mode))
-    """Values of `JudgeConfig.prompt`; none of a model that only scores."""
+    """Values of `JudgeConfig.prompt`; empty for a model that only scores."""
     score: frozenset[ScoreMode] = frozenset(get_args(ScoreMode))
     """Values of `JudgeConfig.score`."""
     goal_pictures: bool = True
-    """Whether it may be shown an image of the goal."""
+    """Whether the model accepts an image of the goal."""
 
     def check(self, config: JudgeConfig) -> None:
         """Checks that the model can be asked as `config` says.
@@ -286,7 +286,7 @@ class Abilities:
             UnsupportedQuestion: its training does not cover one of the two forms.
         """
         for field_name, wanted, known in (("prompt", config.prompt, self.compare), ("score", config.score, self.score)):
-            if known and wanted not in known:  # what it cannot do at all is refused where it is asked
+            if known and wanted not in known:  # a kind that it does not support at all is refused when it is asked
                 raise UnsupportedQuestion(
                     f"this judge cannot be asked with judge.{field_name} {wanted}, it knows {', '.join(sorted(known))}",
                     f"use --judge.{field_name} {sorted(known)[0]}, or a general model with "
@@ -296,24 +296,24 @@ class Abilities:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillConfig:
-    """How a pocket judge is made that answers as another judge did: `rlvlm distill`."""
+    """Training of a pocket judge on another judge's answers: `rlvlm distill`."""
 
     start: Literal["shipped", "scratch"] = "shipped"
-    """shipped: go on from the pocket judge's own weights; scratch: from random ones, with its tokenizer."""
+    """Initial weights. shipped: the pocket judge's own; scratch: random ones, with its tokenizer."""
     judge: str = ""
-    """Part of the teacher's name, where the store has several."""
+    """Part of the teacher's name, needed if the store has several."""
     prompt: str = ""
-    """Part of the name of the teacher's prompt, likewise."""
+    """Part of the name of the teacher's prompt, needed if the store has several."""
     steps: int = 300
-    """Steps of optimisation."""
+    """Optimisation steps."""
     num_pairs: int = 24
     """Labels per step; each is shown in both orders."""
     lr: float = 5e-4
-    """AdamW's highest step size."""
+    """Peak learning rate of AdamW."""
     held_out: float = 0.1
-    """Share of the images that the student never sees; labels that show one are what it is graded on."""
+    """Share of the images held out from training, in (0, 1); labels that show one of them grade the student."""
     graded: int = 600
-    """Labels that it is graded on, at most."""
+    """Maximum number of labels that grade the student."""
     seed: int = 0
     """Seed of the draws, and of the weights from scratch."""
     threads: int = 1

@@ -1,8 +1,7 @@
 """Trains a pocket judge on another judge's labels: `rlvlm distill --from STORE --out DIR`.
 
-The student learns the mode `direct`: one forward pass per pair, a thousand times cheaper than a large VLM that writes
-its reasoning. It learns what the teacher answered, right or wrong; the truth, where the store knows it, only grades
-both.
+The student learns the form `direct`: one forward pass per pair, a thousand times cheaper than a large VLM that writes
+its reasoning. It learns the teacher's answers, right or wrong; the truth, if the store has it, only grades both.
 """
 
 import logging
@@ -45,9 +44,9 @@ from rlvlm.vlms.supervised import (
 _LOGGER = logging.getLogger(__name__)
 
 MIN_LABELS = 20
-"""Labels to learn from, and to be graded on, below which a figure would mean nothing."""
+"""Minimum number of labels to learn from, and to be graded on; fewer would make the figures meaningless."""
 _ANSWERS = {Label.LEFT: "0", Label.RIGHT: "1", Label.TIE: "-1"}
-"""As `prompts.LABEL_TEXTS` writes them."""
+"""Labels as written by `prompts.LABEL_TEXTS`."""
 _DECIDED = (Label.LEFT, Label.RIGHT)
 _BLANK = np.zeros((1, 2, 2, 3), np.uint8)
 
@@ -58,16 +57,16 @@ class Labelled:
 
     goal: str
     left: str
-    """Digest of the image."""
+    """Digest of the left image."""
     right: str
     answer: Label
     truth: Label | None
-    """The side with more true progress, tie where they are equal; None where that is unknown."""
+    """Side with more true progress, tie if they are equal; None if unknown."""
 
 
 AGREES = "agrees with the teacher"
 Grades = dict[str, float]
-"""Shares by what they are of, as the card's table has them; NaN where there is nothing to divide by."""
+"""Shares by row name, as in the card's table; NaN if there is nothing to divide by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,14 +75,14 @@ class Distillation:
 
     teacher: Stamp
     num_learnt: int
-    """Labels that were learnt from."""
+    """Number of labels learned from."""
     num_graded: int
-    """Held-out labels that the figures are about."""
+    """Number of held-out labels behind the figures."""
     goals: tuple[str, ...]
     teacher_accuracy: float
     """Accuracy of the teacher on the graded labels, as far as the truth is known."""
     before: Grades
-    """Grades of the weights that it began with."""
+    """Grades of the initial weights."""
     after: Grades
 
 
@@ -92,13 +91,13 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
 
     Args:
         store: folder of the label store.
-        out: new folder.
-        config: how.
+        out: new or empty folder.
+        config: settings of the training.
 
     Raises:
-        UsageError: `store` is none, has too few labels or several teachers; `out` is in use.
+        UsageError: `store` is no label store, has too few labels or several teachers; `out` is in use.
     """
-    # before an hour of training, and nothing of the user's is overwritten
+    # checked before an hour of training; nothing of the user's is overwritten
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is in use", "choose a new folder with --out")
     opened = open_store(store)
@@ -126,7 +125,7 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
     model = _initial_model(config)
     out.parent.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, image_processor, out)
-    # of the weights as they are saved, in bfloat16, so that before and after differ by training alone
+    # graded as saved, in bfloat16, so that before and after differ by training alone
     before = grade(out, graded)
     dataset = LabelDataset(opened, learnt, tokenizer, image_processor, config.seed)
 
@@ -155,15 +154,15 @@ def distill(store: Path, out: Path, config: DistillConfig) -> Distillation:
 
 
 def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[Stamp, list[Labelled]]:
-    """The labels of one teacher about pairs of single images, and the teacher's stamp.
+    """Returns one teacher's stamp and its labels of pairs of single images.
 
     Args:
-        store: any.
-        judge: part of the name of the teacher, as it stands in `Stamp.judge`; may be empty where there is only one.
-        prompt: part of `Stamp.prompt`, likewise.
+        store: label store.
+        judge: part of the teacher's name as in `Stamp.judge`; may be empty if the store has only one.
+        prompt: part of `Stamp.prompt`; may be empty if the store has only one.
 
     Raises:
-        UsageError: no such label, or several teachers to choose from.
+        UsageError: the store has no such label, or several teachers to choose from.
     """
     truths = store.truths()
     found: list[tuple[Stamp, Labelled]] = []
@@ -183,7 +182,7 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
             truth=truth.better if truth else None,
         )
         found.append((stamp, labelled))
-    # two teachers who disagree would teach a mixture that cannot be measured
+    # two teachers that disagree would teach a mixture that cannot be measured
     teachers = Counter(stamp for stamp, _ in found)
     if not teachers:
         raise UsageError(
@@ -201,10 +200,11 @@ def read_labels(store: LabelStore, judge: str = "", prompt: str = "") -> tuple[S
 
 
 def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], list[Labelled]]:
-    """Labels to learn from, and labels held out: those that show an image which no learnt one shows. Which images these
-    are, a `share` in (0, 1) of all, depends on their content alone.
+    """Splits labels into learned and held-out ones; a held-out label shows an image that no learned one shows.
+
+    The held-out images, a `share` in (0, 1) of all, are chosen by their content alone.
     """
-    # by image and not by label: a label of two images that were learnt from would be no test of sight
+    # by image and not by label: a label of two learned images would be no test of sight
     limit = int(share * 2**32)  # digests are uniform, so a share of their range is a share of the images
     sides: tuple[list[Labelled], list[Labelled]] = ([], [])
     for label in labels:
@@ -213,19 +213,19 @@ def split(labels: Sequence[Labelled], share: float) -> tuple[list[Labelled], lis
 
 
 class LabelDataset:
-    """The labels as dialogues and the images as patches, drawn at random.
+    """Labels as dialogues and their images as patches, drawn at random.
 
-    Images are held at the size that the pocket judge sees, 28 kB each.
+    Images are held at the pocket judge's input size, 28 kB each.
 
     Args:
-        store: of the images; labels whose image cannot be read are left out.
-        labels: to learn.
+        store: has the images; labels with an unreadable image are left out.
+        labels: labels to learn.
         tokenizer: the pocket judge's.
-        image_processor: likewise.
-        seed: of the draws.
+        image_processor: the pocket judge's.
+        seed: seed of the draws.
 
     Raises:
-        UsageError: not one image can be read.
+        UsageError: none of the images can be read.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class LabelDataset:
         image_token = tokenizer.convert_ids_to_tokens(shapes.image_token_id)
         self._dialogues = DialogueBuilder(tokenizer, image_token, image_token * tokens_per_image)
         digests = sorted({digest for label in labels for digest in (label.left, label.right)})
-        # made small once: resizing at every draw would cost more than the step
+        # resized once: at every draw it would cost more than the step
         images, indices = [], {}
         for digest in digests:
             try:
@@ -257,30 +257,30 @@ class LabelDataset:
             if label.left in indices and label.right in indices:
                 rows = self._by_goal.setdefault(label.goal, [])
                 rows.append((indices[label.left], indices[label.right], label.answer))
-        # goals come as often as they were labelled
+        # goals are drawn as often as they were labelled
         counts = np.array([len(rows) for rows in self._by_goal.values()])
         self._shares = counts / counts.sum()
 
     def draw(self, num_pairs: int) -> tuple[Dialogues, Tensor]:
-        """Dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their images.
+        """Draws dialogues about `num_pairs` labels of one goal, each in both orders, and the patches of their images.
 
-        Swapping the images swaps the label, so that the student cannot prefer a side.
+        Swapping the images swaps the label, so that the student learns no preference for a side.
         """
-        # all of a batch about one goal, whose prompt is then tokenised once
+        # a batch is about one goal, so the prompt is tokenised once
         goal = list(self._by_goal)[self._rng.choice(len(self._shares), p=self._shares)]
         drawn = self._rng.integers(len(self._by_goal[goal]), size=num_pairs)
         rows = [self._by_goal[goal][index] for index in drawn]
         rows += [(right, left, answer.swapped) for left, right, answer in rows]
-        # an image that stands in several rows goes through the vision encoder once
+        # an image in several rows goes through the vision encoder once
         shown, indices = np.unique([row[:2] for row in rows], return_inverse=True)
-        # the words alone: images come in as patches, so any two of them give the chat
+        # only the text is used: images come as patches, so any two placeholders give the chat
         chat = compare_messages("direct", Query(goal=goal, left=_BLANK, right=_BLANK))
         batch = self._dialogues.build([(chat, _ANSWERS[answer]) for *_, answer in rows], indices.reshape(-1, 2))
         return batch, jitter(patches_of(self._images[shown], self._image_processor), self._rng)
 
 
 def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
-    """How the pocket judge in `folder` does, asked directly and through the same code as in a run."""
+    """Returns the grades of the pocket judge in `folder`, asked in the form `direct` by the same code as in a run."""
     judge = build_judge(JudgeConfig(backend="pocket", model=str(folder)))
     queries = [query for _, query in graded]
     given = [verdict.label for verdict in judge.compare(queries)]
@@ -300,7 +300,7 @@ def grade(folder: Path, graded: Sequence[tuple[Labelled, Query]]) -> Grades:
 
 
 def graded_table(made: Distillation) -> str:
-    """Before and after, as a Markdown table."""
+    """Returns the grades before and after as a Markdown table."""
     rows = "".join(
         f"| {name} | {_percent(made.before[name])} | {_percent(made.after[name])} |\n" for name in made.after
     )
@@ -308,7 +308,7 @@ def graded_table(made: Distillation) -> str:
 
 
 def card(made: Distillation, config: DistillConfig) -> str:
-    """The student's card, Markdown."""
+    """Returns the student's card as Markdown."""
     teacher = made.teacher
     settings = ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != "")
     goals = "; ".join(f"`{goal}`" for goal in made.goals)
@@ -326,7 +326,7 @@ def card(made: Distillation, config: DistillConfig) -> str:
 
 
 def _initial_model(config: DistillConfig) -> Any:
-    """The float32 model to go on from: the pocket judge's weights, or random ones of its shapes."""
+    """Returns the initial float32 model: the pocket judge's weights, or random ones of the same shapes."""
     folder = weights_folder()
     if config.start == "shipped":
         return AutoModelForImageTextToText.from_pretrained(
@@ -334,13 +334,13 @@ def _initial_model(config: DistillConfig) -> Any:
         )
     shapes = AutoConfig.from_pretrained(folder)
     model: Any = AutoModelForImageTextToText.from_config(shapes, dtype=torch.float32)
-    # where to stop, which only a pretrained folder says
+    # generation settings, such as the stop tokens, exist only in the pretrained folder
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 
 
 def _accuracy(pairs: Sequence[tuple[Label | None, Label | None]]) -> float:
-    """Share of decided labels that are the true ones, where the truth decides too."""
+    """Returns the share of correct labels among those where both label and truth name a side."""
     hits = [given is truth for given, truth in pairs if given in _DECIDED and truth in _DECIDED]
     return sum(hits) / len(hits) if hits else float("nan")
 

@@ -1,4 +1,4 @@
-"""One image of the goal beside every question to a judge: `--goal-image FILE` of a run or a bench."""
+"""Adds one image of the goal to every question to a judge: `--goal-image FILE` of a run or a bench."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +21,9 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 
 @dataclass(frozen=True)
 class GoalImageJudge:
-    """A judge that is shown the same image of the goal with every question. Outside of all others, so that caches and
-    label stores know answers with the image from those without it.
+    """Judge that is shown the same image of the goal with every question.
+
+    It is the outermost wrapper, so that caches and label stores tell answers with the image from those without it.
     """
 
     judge: Judge
@@ -31,32 +32,32 @@ class GoalImageJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """The stamp of the judge inside: the image is part of the question."""
+        """Stamp of the judge inside: the image is part of the question."""
         return self.judge.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
+        """Returns one verdict per query, in order."""
         return self.judge.compare([replace(query, goal_picture=self.image) for query in queries])
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
+        """Returns one score per clip, in order."""
         return self.judge.score([replace(clip, goal_picture=self.image) for clip in clips])
 
 
 def with_goal_image(judge: Judge, image: Frames | None) -> Judge:
-    """The judge with an image of the goal beside each question; itself where there is none."""
+    """Returns the judge with an image of the goal beside each question, or the judge itself if `image` is None."""
     return judge if image is None else GoalImageJudge(judge, image)
 
 
 def read_goal_image(file: Path, size_px: int) -> Frames:
-    """[1, H, W, 3] of an image file, upright, its longer side `size_px` at most, as the judge is shown it.
+    """Reads an image file as [1, H, W, 3] uint8, upright, its longer side at most `size_px`.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read as an image.
     """
     try:
         pixels = read_rgb(BytesIO(read_bytes(file.expanduser(), MAX_FILE_BYTES)), FORMATS, MAX_PIXELS)
-    except Exception as error:  # the decoders raise a dozen kinds about a damaged file
+    except Exception as error:  # the decoders raise a dozen kinds of error for a damaged file
         fix = f"name a PNG, JPEG or WebP file of at most {MAX_PIXELS:,} pixels"
         raise UsageError(f"goal_image {file} cannot be read as an image: {error}", fix) from error
     image = Image.fromarray(pixels)

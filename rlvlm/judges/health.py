@@ -1,4 +1,4 @@
-"""When a judge is given up: it does not answer, or cannot be understood. Used by all that ask one repeatedly."""
+"""Decides when to give up a judge that does not answer or cannot be understood. Used by all repeated callers."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -9,20 +9,20 @@ from rlvlm.core.judging import Score, Status, Verdict
 
 _WINDOW = 200
 _MIN_ANSWERS = 50
-"""A judge is given up when over half of its last `_WINDOW` answers, of at least `_MIN_ANSWERS`, cannot be read."""
+"""A judge is given up once over half of its last `_WINDOW` answers, at least `_MIN_ANSWERS`, cannot be read."""
 
 
 class JudgeHealth:
-    """Remembers how the latest questions ended."""
+    """Status of a judge's latest answers."""
 
     def __init__(self) -> None:
         self._recent: deque[Status] = deque(maxlen=_WINDOW)
 
     def note(self, answers: Iterable[Verdict | Score]) -> None:
-        """Takes in answers, oldest first.
+        """Records answers, oldest first.
 
         Raises:
-            NumericsError: one of them is a number that is none.
+            NumericsError: an answer holds NaN or infinity.
         """
         for answer in answers:
             # NaN passes every comparison below and would be learned from for hours before a loss shows it
@@ -36,12 +36,12 @@ class JudgeHealth:
             self._recent.append(answer.status)
 
     def check(self, answers: Sequence[Verdict | Score]) -> None:
-        """Raises once nothing more can be expected; `answers` are the newest, noted already.
+        """Checks that the judge still gives usable answers; `answers` are the newest, already noted.
 
         Raises:
-            JudgeUnavailable: every one of `answers` is missing, or most of the latest cannot be read.
+            JudgeUnavailable: all of `answers` failed, or most of the latest cannot be read.
         """
-        # nothing came: an outage, and a run must not go on without labels
+        # an outage: a run must not go on without labels
         if answers and all(answer.status is Status.FAILED for answer in answers):
             raise JudgeUnavailable(
                 f"none of {len(answers)} queries was answered: {answers[0].text or 'no reason given'}",

@@ -16,29 +16,29 @@ from rlvlm.labels.store import LabelStore
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""From one look for answers to the next, in seconds."""
+"""Interval between two polls for answers, in seconds."""
 REMIND_S = 600.0
-"""From one line in the log about questions that wait to the next, in seconds."""
+"""Interval between two reminders in the log about waiting questions, in seconds."""
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
 
 
 class HumanJudge:
-    """Asks people, and waits for their answers however long that takes.
+    """Asks people, and waits for their answers, however long that takes.
 
-    It remembers by itself, through the store: a question that was answered once, in either order, is not asked again,
-    and one that waited when a run died waits on. So no `CachedJudge` is needed around it. The store keeps each person's
-    own answer under `human:NAME`; what this judge returns is what they agree on, under its own stamp. A question that
-    people skip is `invalid`.
+    The store is its memory: a question that was answered once, in either order, is not asked again, and one that was
+    waiting when a run died keeps waiting. So it needs no `CachedJudge` around it. The store keeps each person's own
+    answer under `human:NAME`; this judge returns the agreed answer under its own stamp. A question that people skip is
+    `invalid`.
 
     Args:
         config: `human.agreement` people answer each question.
         store: keeps questions, images and answers.
-        where: tells a user how to answer, e.g. `rlvlm labels ask RUN`.
-        each_order: whether a pair in the other order is another question, as a bench wants it; otherwise one answer
+        where: tells the user how to answer, e.g. `rlvlm labels ask RUN`.
+        each_order: whether a pair in the other order is another question, as a bench needs it; otherwise one answer
             holds for both, since the page draws the sides at random.
-        is_stopped: asked while waiting; once it says so, what is not answered is a failed answer.
+        is_stopped: polled while waiting; once it returns True, unanswered questions fail.
     """
 
     def __init__(
@@ -60,21 +60,21 @@ class HumanJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """The same whichever person answers; the store knows who it was."""
+        """Stamp of every person's answers; the store knows who answered."""
         return Stamp(judge="human", revision="", prompt="page/1", decoding=f"agreement={self._agreement}")
 
     def waiting(self) -> int:
-        """How many questions of the store wait for a person."""
+        """Returns the number of questions in the store that wait for a person."""
         self._queue.refresh()
         return self._queue.waiting()
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order, once people gave them."""
+        """Returns one verdict per query, in order, once people have answered."""
         failed = Verdict(status=Status.FAILED, label=None, stamp=self.stamp)
         return self._answer(queries, failed)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order, likewise: 1 to 5 on the page, 0 to 1 here."""
+        """Returns one score per clip, in order, once people have answered: 1 to 5 on the page, 0 to 1 here."""
         failed = Score(status=Status.FAILED, value=None, stamp=self.stamp)
         return [
             replace(score, num_frames=0 if score.status is Status.FAILED else len(clip.frames))
@@ -82,27 +82,27 @@ class HumanJudge:
         ]
 
     def ask(self, items: Sequence[Query | Clip]) -> None:
-        """Puts questions up and returns at once; `compare` and `score` find the answers later.
+        """Posts questions and returns at once; `compare` and `score` find the answers later.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk cannot be written.
         """
         described = [describe(item) for item in items if problem_of(item, Abilities()) is None]
         if not described:
             return
-        if self._attending is None:  # while this process lives, the page knows that somebody waits
+        if self._attending is None:  # while this process lives, the page shows that somebody waits
             self._attending = self._queue.attend()
         self._queue.store.keep_images([image for _, images in described for image in images])
         questions = [question for question, _ in described]
         self._queue.ask(questions, agreement=self._agreement, each_order=self._each_order)
 
     def answered(self, items: Sequence[Item]) -> list[bool]:
-        """Whether each question has its answer, in order; one that cannot be asked at all counts as answered."""
+        """Returns whether each question is answered, in order; a question that cannot be asked counts as answered."""
         self._queue.refresh()
         return [problem_of(item, Abilities()) is not None or self._is_agreed(describe(item)[0]) for item in items]
 
     def find(self, questions: Sequence[Question]) -> list[Verdict | None]:
-        """The verdicts on comparisons that were asked, in order; None where people have not answered yet."""
+        """Returns the verdicts on earlier comparisons, in order; None for those that people have not answered yet."""
         self._queue.refresh()
         failed = Verdict(status=Status.FAILED, label=None, stamp=self.stamp)
         return [self._found(question, failed, False) if self._is_agreed(question) else None for question in questions]
@@ -119,7 +119,7 @@ class HumanJudge:
         is_final = False
         while missing := [question for question in fair if not self._is_agreed(question)]:
             if self._is_stopped():
-                is_final = True  # what was answered a moment ago counts: there will be no undo
+                is_final = True  # answers of a moment ago count: nobody can undo them any more
                 break
             if time.monotonic() - self._reminded >= REMIND_S:
                 self._reminded = time.monotonic()

@@ -1,4 +1,4 @@
-"""Networks that answer in numbers, not in words, as judges. `similarity` and `reward_heads` have them."""
+"""Judges made of networks that answer in numbers, not in words. `similarity` and `reward_heads` have the networks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,37 +19,37 @@ Item = TypeVar("Item", Query, Clip)
 
 
 class NumericModel(Protocol):
-    """What answers; members are `similarity.clip.Clip`-like models and those with reward heads."""
+    """Network that answers in numbers: `similarity.model.SimilarityModel` and the models of `reward_heads`."""
 
     revision: str
     """Commit or digest of the weights."""
     abilities: Abilities
-    """The questions that it answers."""
+    """Questions that the network answers."""
     max_frames: int
-    """Frames of a longer clip that it is shown."""
+    """Maximum number of frames shown to the network; longer clips are thinned."""
     prompt: str
-    """Stands in the stamp for what is asked."""
+    """Form of the question, for the stamp."""
     decoding: str
-    """Stands there for whatever else changes its numbers at fixed weights, e.g. `dtype=float32`."""
+    """Everything else that changes its numbers at fixed weights, e.g. `dtype=float32`, for the stamp."""
 
     def rate(self, clips: Sequence[Clip]) -> tuple[torch.Tensor, list[str]]:
-        """`[N]` in [0, 1], and each in words."""
+        """Returns [N] scores in [0, 1], and a text for each."""
         ...
 
     def prefer(self, queries: Sequence[Query]) -> tuple[torch.Tensor, list[str]]:
-        """`[N]` above 0 where the left side did better, 0 where neither did, and each in words."""
+        """Returns [N] margins, above 0 if the left side did better and 0 if neither did, and a text for each."""
         ...
 
     def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """`[N]` probabilities of the left side, of what `prefer` gave; None where there are none."""
+        """Returns [N] probabilities of the left side for the margins of `prefer`; None if the model has none."""
         ...
 
 
 class NumericJudge:
-    """A model that answers in numbers as a judge.
+    """Judge around a network that answers in numbers.
 
     Raises:
-        UnsupportedQuestion: it has no answer to what `config` asks for.
+        UnsupportedQuestion: the network cannot answer the form of question in `config`.
     """
 
     def __init__(self, config: JudgeConfig, model: NumericModel) -> None:
@@ -64,19 +64,19 @@ class NumericJudge:
         )
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order.
+        """Returns one verdict per query, in order.
 
         Raises:
-            JudgeUnavailable: the network breaks.
+            JudgeUnavailable: the network fails.
         """
 
         def prefer(batch: Sequence[Query]) -> list[DialogueResult]:
-            # float64 before anything is compared: in bfloat16 two sides that differ would be equal
+            # float64 before any comparison: in bfloat16 two different sides could be equal
             margins, texts = self._model.prefer(batch)
             numbers = margins.double().cpu().numpy()
             shares = self._model.share(numbers)
             odds = [None] * len(texts) if shares is None else [(share, 1 - share, 0.0) for share in shares.tolist()]
-            # such a model cannot say that it sees no difference; only equal numbers are a tie
+            # such a model cannot report a tie; only equal numbers are one
             return [
                 DialogueResult(value=Label.of(margin, 0.0), text=text, probabilities=p)
                 for margin, text, p in zip(numbers.tolist(), texts, odds, strict=True)
@@ -85,7 +85,7 @@ class NumericJudge:
         return [outcome.verdict(self.stamp) for outcome in self._ask(queries, prefer)]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order. Raises as `compare` does."""
+        """Returns one score per clip, in order. Raises as `compare` does."""
 
         def rate(batch: Sequence[Clip]) -> list[DialogueResult]:
             values, texts = self._model.rate(batch)
@@ -106,10 +106,10 @@ class NumericJudge:
         try:
             with torch.inference_mode():
                 outcomes = ask_what_can_be(items, self._model.abilities, lambda good: self._batches.run(good, answer))
-        except MemoryError as error:  # one item alone was too much
+        except MemoryError as error:  # a single item did not fit
             fix = "choose a smaller model, or --judge.dtype bfloat16"
             raise JudgeUnavailable(f"out of memory: {error}", fix) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise JudgeUnavailable(f"the judge's network broke: {error}", "run `rlvlm doctor`") from error
-        elapsed = time.perf_counter() - start  # of all: they went through the network together
+        elapsed = time.perf_counter() - start  # of the whole batch, which went through the network together
         return [outcome if outcome.has_failed else replace(outcome, latency_s=elapsed) for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""A judge of one's own: `--judge.backend my_file:NAME`, without a fork. docs/judges.md has an example."""
+"""Users' own judges: `--judge.backend my_file:NAME`, without a fork. docs/judges.md has an example."""
 
 import hashlib
 import inspect
@@ -19,32 +19,32 @@ _FIX = "see docs/judges.md: a judge of one's own"
 
 
 def load_maker(reference: str) -> tuple[Callable[..., Any], bool]:
-    """What `module:NAME` refers to, and whether it is a function of images and a goal and not one of a config.
+    """Returns the object that `module:NAME` refers to, and whether it takes images and a goal instead of a config.
 
     Raises:
-        JudgeUnavailable: it cannot be imported, or is neither; says what was found.
+        JudgeUnavailable: it cannot be imported, or takes neither; says what was found.
     """
     try:
         function = load_object(reference, "judge.backend")
         needed = needed_parameters(function)
-    except (UsageError, TypeError, ValueError) as error:  # what inspect says of something that is no function
+    except (UsageError, TypeError, ValueError) as error:  # errors of `inspect` about an object that is no function
         fix = error.fix if isinstance(error, UsageError) else _FIX
         raise JudgeUnavailable(f"cannot load the judge {reference!r}: {error}", fix) from error
     if len(needed) not in (1, 2):
         what = f"{reference!r} takes {', '.join(needed) or 'nothing'}"
         raise JudgeUnavailable(f"{what}; a judge of one's own takes a config, or images and a goal", _FIX)
-    # told apart by what it takes, so that a plain function needs no class and no decorator
+    # told apart by the number of parameters, so that a plain function needs no class and no decorator
     return function, len(needed) == 2
 
 
 def build(config: JudgeConfig) -> Judge:
-    """The judge that `config.backend` names as `module:NAME`.
+    """Returns the judge that `config.backend` names as `module:NAME`.
 
-    NAME is a function of a `JudgeConfig` that returns a `Judge`, or one of images and a goal that returns scores.
+    NAME is a function that takes a `JudgeConfig` and returns a `Judge`, or takes images and a goal and returns scores.
 
     Raises:
-        JudgeUnavailable: it cannot be imported, or is neither; says what was found.
-        UnsupportedQuestion: a function of images is to be asked a question that it does not get.
+        JudgeUnavailable: it cannot be imported, or takes neither; says what was found.
+        UnsupportedQuestion: a function of images is asked a form of question that it does not support.
     """
     reference = config.backend
     function, takes_images = load_maker(reference)
@@ -53,15 +53,16 @@ def build(config: JudgeConfig) -> Judge:
         model.prompt = "function/1"
         return NumericJudge(config, model)
     judge = function(config)
-    if not isinstance(judge, Judge):  # now, with its name, and not as an AttributeError in a replica
+    if not isinstance(judge, Judge):  # checked now, by name, and not as an AttributeError in a replica
         missing = [member for member in ("stamp", "compare", "score") if not hasattr(judge, member)]
         raise JudgeUnavailable(f"what {reference!r} returns is no judge: it has no {', '.join(missing)}", _FIX)
     return judge
 
 
 class _FunctionRater:
-    """Scores by a plain function, which gets images [N, H, W, 3] as a reward's function does: all that share a goal and
-    a size in one call. Its source is its revision.
+    """Rater that calls a plain function on images [N, H, W, 3], as rewards do: once per goal and image size.
+
+    Its revision is a hash of the function's source file.
     """
 
     traits, sees_goal_images = "", False
@@ -74,14 +75,14 @@ class _FunctionRater:
         self.revision = hashlib.sha256(open(file, "rb").read()).hexdigest()[:16] if file else ""
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """[N] in [0, 1]; see `similarity.model.ImageRater`."""
+        """Returns [N] scores in [0, 1]; see `similarity.model.ImageRater`."""
         scores = np.full(len(images), np.nan)
         kinds = [(str(goal), image.shape) for goal, image in zip(goals, images, strict=True)]
         for kind in dict.fromkeys(kinds):
-            # one call a goal, or a function that is a network would see one image at a time
+            # one call per goal, or a function that is a network would see one image at a time
             indices = [index for index, other in enumerate(kinds) if other == kind]
             given = np.asarray(self._function(np.stack([images[index] for index in indices]), kind[0]), np.float64)
-            if given.shape != (len(indices),) or not ((given >= 0) & (given <= 1)).all():  # also where one is NaN
+            if given.shape != (len(indices),) or not ((given >= 0) & (given <= 1)).all():  # also false for NaN
                 raise ValueError(
                     f"{self._reference} must return one number in [0, 1] per image, got {np.shape(given)} numbers from "
                     f"{given.min(initial=np.inf):g} to {given.max(initial=-np.inf):g} for {len(indices)} images"

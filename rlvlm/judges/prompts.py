@@ -1,15 +1,15 @@
-"""The judge's prompts, as versioned data: one template, one slot for the goal, the same for every task and model.
+"""Prompts of the judges, as versioned data: one template with one slot for the goal, for every task and model.
 
-`dialogues` sends these messages, and the pocket judge is trained on exactly them. Change any wording here and
-`VERSION` must rise: it is part of every stamp, so that old answers are never mistaken for new ones.
+`dialogues` sends these messages, and the pocket judge is trained on exactly them. After any change of wording `VERSION`
+must rise: it is part of every stamp, so that old answers are never mistaken for new ones.
 
 Sources, for the order of the parts and the scales; the wording is our own. Comparisons: RL-VLM-F, arXiv:2402.03681.
 Rating: RoboReward, arXiv:2601.00675 (1 to 5 on the final state). Success: TOPReward, arXiv:2602.19313, as a yes-no
 question. Video: PRIMO-R1, arXiv:2603.15600 (first image, clip, current image; think, then answer). Departure: the
-clip's images are sent as images, not as a video file. Utility: the scorer of the VLM_PPO repository (image
-before, action, image after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10.
-Statement: TOPReward with its own order, clip, statement, answer. Rubric: RoboReward with the clip first and a rubric.
-Delta: VLAC, arXiv:2509.15937.
+clip's images are sent as images, not as a video file. Utility: the scorer of the VLM_PPO repository (image before,
+action, image after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10. Statement:
+TOPReward in its own order: clip, statement, answer. Rubric: RoboReward with the clip first and a rubric. Delta: VLAC,
+arXiv:2509.15937.
 """
 
 import hashlib
@@ -30,18 +30,18 @@ _LATER_VERSIONS: dict[str, int] = {"video": 2, "delta": 2}
 """Versions of the forms that have changed since."""
 
 LABEL_TEXTS = ("0", "1", "-1")
-"""How left, right and tie are written in an answer."""
+"""Texts of left, right and tie in an answer."""
 MAX_FRAMES = 8
-"""Images shown per side; longer clips are thinned evenly, first and last image kept: the last one decides."""
+"""Images shown per side; longer clips are thinned evenly, with first and last image kept: the last one decides."""
 MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "rubric": 16, "video": 22}
-"""The same for published reward models that take more."""
+"""Images shown by the forms of published reward models that take more."""
 MAX_IMAGES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
-"""Most images in one chat: two clips, or a clip with start and present, and the goal."""
+"""Maximum number of images in one chat: two clips, or a clip with start and present, and the goal."""
 MAX_GOAL_CHARS = 200
 MAX_REPORT_CHARS = 4_000
-"""A stage-1 answer is cut to this length before it is pasted into stage 2."""
+"""Length, in characters, to which a stage-1 answer is cut before it is pasted into stage 2."""
 
-# `picture` and not `image`, here and in the prompts of the card games: small models were trained on these very words
+# `picture`, not `image`, here and in the prompts of the card games: small models were trained on these very words
 INTRO_PICTURES = "Two pictures of one scene. Goal: {goal}."
 INTRO_CLIPS = "Two clips of one scene, pictures in order of time. Goal: {goal}."
 TAG_LEFT = "First:"
@@ -71,17 +71,17 @@ TAG_SCENE = "The scene:"
 TAG_BEFORE = "Before:"
 TAG_AFTER = "The action: {action}. After it:"
 NO_ACTION = "none that could be read"
-"""Stands in the place of an action where there was none."""
+"""Text in place of an action that could not be read."""
 UTILITY_REQUEST = (
     "How useful was this step? 1: it leads away from the goal, 2: it changes nothing, 3: hard to say, "
     "4: it comes nearer to the goal, 5: the goal is reached by it. Write one line with only the number."
 )
 OTHER_GOAL = "leave everything as it is"
-"""A goal that no task has: nothing that is done comes nearer to it. Judges are put to the test with it."""
+"""Goal that no task has, so that no action comes nearer to it; a test for judges."""
 RATING_TEXTS = ("1", "2", "3", "4", "5")
-"""How the ratings of a step are written in an answer."""
+"""Texts of the ratings of a step in an answer."""
 ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
-"""How yes and no are written in an answer."""
+"""Texts of yes and no in an answer."""
 
 SENTENCES = {
     "statement": "The pictures above show a robot that does this task to its end: {goal}. Is this statement True or "
@@ -107,21 +107,21 @@ SENTENCES = {
     "rynnvalue_relative": "Question: How much time lies between each frame after the first and the frame before it?",
     "rynnvalue_remaining": "Question: How many seconds are left, at the least, until the agent has done the task?",
 }
-"""Stand where published reward models have sentences of their own; `judge.wording` names a file with those."""
+"""Our sentences for published reward models; `judge.wording` names a file with the published ones."""
 
 _FORBIDDEN = frozenset("<>|{}[]`\\")
 
 
 def version(mode: Mode | ScoreMode) -> str:
-    """Name and version of a prompt as it stands in `Stamp.prompt`, e.g. `two_stage/1`."""
+    """Returns the name and version of a prompt as in `Stamp.prompt`, e.g. `two_stage/1`."""
     return f"{mode}/{_LATER_VERSIONS.get(mode, VERSION)}"
 
 
 def sentences_of(config: JudgeConfig) -> dict[str, str]:
-    """`SENTENCES`, with those in their place that the file `judge.wording` gives.
+    """Returns `SENTENCES`, overridden by those of the file `judge.wording`.
 
     Raises:
-        UsageError: it cannot be read, has an unknown name, or a sentence that does not say the goal where ours does.
+        UsageError: the file cannot be read, has an unknown name, or a sentence without the goal where ours names it.
     """
     if not config.wording:
         return dict(SENTENCES)
@@ -144,25 +144,25 @@ def sentences_of(config: JudgeConfig) -> dict[str, str]:
 
 
 def wording_mark(config: JudgeConfig) -> str:
-    """What sets answers to other sentences apart from those to ours, for stamps; empty where they are ours."""
+    """Returns a mark for stamps that separates answers to other sentences from answers to ours; empty for ours."""
     if not config.wording:
         return ""
-    # of what is said and not of the file: another order of the same sentences is the same wording
+    # hash of the sentences and not of the file: another order of the same sentences is the same wording
     text = json.dumps(sentences_of(config), sort_keys=True)
     return f" wording={hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def check_goal(goal: str) -> str:
-    """The goal, stripped, once it is known to be plain text.
+    """Returns the goal, stripped, after checking that it is plain text.
 
     Raises:
-        ValueError: the goal is empty, longer than `MAX_GOAL_CHARS`, or has control characters or brackets,
-            which could end a turn of the chat or open another slot.
+        ValueError: the goal is empty, longer than `MAX_GOAL_CHARS`, or has control characters or brackets, which could
+            end a turn of the chat or open another slot.
     """
     goal = goal.strip().rstrip(".")
     if not 0 < len(goal) <= MAX_GOAL_CHARS:
         raise ValueError(f"a goal needs 1 to {MAX_GOAL_CHARS} characters, got {len(goal)}; say it in a few words")
-    # brackets and backslashes open slots and special tokens of some chat template or other
+    # brackets and backslashes open slots and special tokens of some chat templates
     bad = sorted({char for char in goal if char in _FORBIDDEN or not char.isprintable()})
     if bad:
         raise ValueError(f"a goal is one line of plain words, got {bad!r} in it; write it without these characters")
@@ -170,10 +170,10 @@ def check_goal(goal: str) -> str:
 
 
 def check_action(action: str) -> str:
-    """The action's words, stripped; `NO_ACTION` where there are none.
+    """Returns the action's text, stripped; `NO_ACTION` if it is empty.
 
     Raises:
-        ValueError: it is longer than a goal may be, or no line of plain words.
+        ValueError: the text is longer than a goal may be, or no line of plain words.
     """
     try:
         return check_goal(action) if action.strip() else NO_ACTION
@@ -182,7 +182,7 @@ def check_action(action: str) -> str:
 
 
 def problem_of(item: Query | Clip, abilities: Abilities) -> str | None:
-    """Why a model of these abilities cannot be asked about an item; None where it can."""
+    """Returns why a model with these abilities cannot be asked about an item; None if it can."""
     if item.goal_picture is not None and not abilities.goal_pictures:
         return "this judge was never shown an image of the goal in its training; leave out goal_picture"
     shown = [item.left, item.right] if isinstance(item, Query) else [item.frames]
@@ -199,9 +199,9 @@ def problem_of(item: Query | Clip, abilities: Abilities) -> str | None:
 
 
 def compare_messages(mode: Mode, query: Query) -> Chat:
-    """The first turn, to the vision model: intro, goal image, tag, left images, tag, right images, questions."""
+    """Returns the first turn, to the VLM: intro, goal image, tag, left images, tag, right images, questions."""
     goal = check_goal(query.goal)
-    # of single images it must not speak of time: the pocket judge was trained on these very words
+    # single images must not be described as a sequence: the pocket judge was trained on these very words
     is_clip = max(len(query.left), len(query.right)) > 1
     intro = (INTRO_CLIPS if is_clip else INTRO_PICTURES).format(goal=goal)
     request = {
@@ -215,28 +215,27 @@ def compare_messages(mode: Mode, query: Query) -> Chat:
 
 
 def label_messages(goal: str, report: str) -> Chat:
-    """Stage 2 of `two_stage`: text only, with the stage-1 answer pasted in.
+    """Returns stage 2 of `two_stage`: text only, with the stage-1 answer pasted in.
 
     Args:
         goal: the query's goal.
-        report: the stage-1 answer, untrusted: cut to `MAX_REPORT_CHARS` and freed of marks that could end the turn.
+        report: the stage-1 answer, untrusted: cut to `MAX_REPORT_CHARS` and cleaned of tokens that could end the turn.
     """
-    # the report is the model's own text, written while it looked at images that may hold words
+    # the report is the model's own text, written about images that may hold text
     clean = tame(report[:MAX_REPORT_CHARS]).strip()
     text = REPORT.format(goal=check_goal(goal), questions=QUESTIONS, report=clean)
     return [{"role": "user", "content": [text_part(text + LABEL_REQUEST)]}]
 
 
 def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = SENTENCES) -> Chat:
-    """The turns that ask for one clip's score.
+    """Returns the turns that ask for one clip's score.
 
-    Published reward models have their own order: `statement` and `rubric` the clip, then the sentence; `delta` two
-    images by their numbers; `video` first image, clip and current image, then the question. `utility` shows the
-    first and the last image with the action between them; the others show the clip once and differ in their last line
-    alone.
+    Published reward models have their own order: `statement` and `rubric` show the clip, then the sentence; `delta` two
+    numbered images; `video` first image, clip and current image, then the question. `utility` shows the first and the
+    last image with the action between them; the others show the clip once and differ only in their last line.
     """
     goal = check_goal(clip.goal)
-    # forms of published models, each in its own order: what differs from their training costs accuracy
+    # forms of published models, each in its own order: deviations from their training cost accuracy
     if mode in sentences:
         request = text_part(sentences[mode].replace("{goal}", goal))
         shown = image_parts(spread(clip.frames, MAX_FRAMES_OF.get(mode, MAX_FRAMES)))
@@ -267,12 +266,12 @@ def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = S
 
 
 def num_shown(mode: ScoreMode, clip: Clip) -> int:
-    """How many of a clip's frames `score_messages` shows."""
+    """Returns the number of a clip's frames that `score_messages` shows."""
     return min(len(clip.frames), 2 if mode == "utility" else MAX_FRAMES_OF.get(mode, MAX_FRAMES))
 
 
 def _opening(intro: str, goal_picture: Frames | None, tag: str) -> list[dict[str, Any]]:
-    """Intro and tag in one text, or with the goal image between them."""
+    """Returns intro and tag as one text, or as two with the goal image between them."""
     if goal_picture is None:
         return [text_part(f"{intro}\n{tag}" if tag else intro)]
     return [text_part(f"{intro}\n{TAG_GOAL}"), *image_parts(goal_picture[:1]), text_part(tag)]

@@ -1,7 +1,7 @@
-r"""Reading what a judge wrote: labels, percentages and ratings, without ever guessing.
+r"""Parsers of a judge's replies: labels, percentages and ratings, without ever guessing.
 
-Where an engine can hold a reply to its choices, or gives their probabilities, nothing is read here. This is for free
-text, which is untrusted. What the grammar does not accept is None: callers count it as invalid, never as a tie.
+If an engine constrains a reply to its choices, or gives their probabilities, nothing is parsed here. These parsers are
+for free text, which is untrusted. Text outside of the grammar gives None: callers count it as invalid, never as a tie.
 
     answer      = { sentence } reading { reading | explanation }   behind reasoning that ends
     reading     = a line with the value alone                      `1`, `**1**`, `(1)`
@@ -10,8 +10,8 @@ text, which is untrusted. What the grammar does not accept is None: callers coun
     explanation = a sentence that opens as one about images does, and takes nothing back
 
 All readings must agree, or the last one must call itself the final answer. A sentence before them must be the model's
-own: none that speaks of an example, of a sign, or of what somebody else says; right before a reading it must be whole
-and speak of no answers or numbers.
+own: it may not speak of an example, of a sign, or of somebody else's words; right before a reading it must be whole and
+speak of no answers or numbers.
 """
 
 import json
@@ -23,10 +23,10 @@ from functools import cache
 from rlvlm.core.judging import Label
 
 MAX_CHARS = 20_000
-"""Only this many last characters of an answer are read."""
+"""Number of last characters of an answer that are read."""
 
-# --- values, and the forms that give one ------------------------------------------------------------------------------
-# a value is no part of a longer number, a date, a range or a fraction of something else
+# --- values, and the forms in which they are given --------------------------------------------------------------------
+# a value is not part of a longer number, a date, a range or a fraction of something else
 _BEFORE, _AFTER = r"(?<![\d.,+\-/~#])", r"(?![\d%/]|\s?/\s?\d|[.,:\-]\d)"
 _NAMES = (
     "answer|label|choice|verdict|antwort|réponse|respuesta|risposta|resposta|ответ|метка|答案|回答|标签|答え|정답|답"
@@ -41,9 +41,9 @@ _CHANGE = re.compile(r"[*\s]*(?P<value>[+-]?\d{1,3}(?:\.\d{1,6})?)\s?%?[.*\s]*")
 _LABELS = {"0": Label.LEFT, "1": Label.RIGHT, "-1": Label.TIE}
 _OPEN = r"[\s*_`\"'“‘「【(\[{:]{0,12}"
 _CLOSE = r"[\s*_`\"'”’」】)\]}.。!！,，;；]*"
-# `is` in the languages that models fall into, and what stands in its place in lists and JSON
+# `is` in the languages that models fall into, and its equivalents in lists and JSON
 _LINK = r"(?:is|ist|est|es|è|é|是)(?![^\W\d])|[:：=]|->|=>|→|은|는"
-# words that only lead up to an answer; three of them at most, so that the pattern stays linear
+# words that only lead up to an answer; three at most, so that the pattern stays linear
 _LEAD = (
     r"(?:(?:so|therefore|thus|hence|then|and|now|finally|overall|in (?:conclusion|summary)|conclusion|"
     r"i (?:think|believe|conclude)(?:\sthat)?|based on (?:this|that|these))(?:\s?[,:]\s?|\s+)){0,3}"
@@ -57,7 +57,7 @@ _WHY = re.compile(
     r"[*_`\"'\]}\s]*(?:[(,;，:]|-+\s|[—–]|(?=(?:because|since|as)\b))\s*(\S.*)", re.IGNORECASE | re.DOTALL
 )
 
-# --- whose words stand around it, and what they say -------------------------------------------------------------------
+# --- the text around a value: who speaks, and what is said ------------------------------------------------------------
 _OPENING = re.compile(
     r"(?:the|this|these|its?|it's|they|there|both|neither|each|either|in|on|at|from|here|because|since|as|first|"
     r"second|left|right|images?|pictures?|clips?|frames?|all|only|nothing|same|similar|identical|compar(?:ed|ing)|"
@@ -65,7 +65,7 @@ _OPENING = re.compile(
     r"no (?:visible |clear )?(?:difference|change)|i (?:can )?see|i am (?:not sure|unsure)|i cannot tell)(?![\w'])",
     re.IGNORECASE,
 )
-"""How a sentence begins that explains an answer."""
+"""First words of a sentence that explains an answer."""
 _FOREIGN = re.compile(
     r"\b(?:annotators?|label+ers?|raters?|colleagues?|some(?:one|body|thing)|anybody|everyone|people|users?|humans?|"
     r"experts?|reviewers?|teachers?|friends?|models?|assistants?|another|others|he|she|manual|judges?|"
@@ -78,14 +78,14 @@ _FOREIGN = re.compile(
     r"|\bif\b.*\b(?:were|was|had|would)\b",
     re.IGNORECASE,
 )
-"""Somebody else's words, an example, or a hypothesis."""
+"""Marks of somebody else's words, an example, or a hypothesis."""
 _ANSWERS = re.compile(
     r"\b(?:answers?|label(?:s|led)?|choices?|choose|verdicts?|scores?|ratings?|digits?|numbers?|maximum|max|scale|"
     r"out of (?:\d|ten|a hundred))\b",
     re.IGNORECASE,
 )
 """Talk of answers or of another scale, beside the reading itself."""
-# words by which an answer is taken back, and numbers in words, which may be another answer
+# words that take an answer back, and numbers in words, which may be another answer
 _RETRACTION = re.compile(
     r"\b(?:actually|wait|hm+|oops|sorry|correct(?:ion|ed|ing)?|mistak\w*|wrong|incorrect|errors?|instead|scratch|"
     r"retract\w*|withdraw\w*|reconsider\w*|rethink\w*|second (?:thought|look)|look(?:ed|ing)? again|reflection|mind|"
@@ -100,13 +100,13 @@ _HEDGE = re.compile(
     r"(?:cannot|can't) tell|depend\w*|or)\b",
     re.IGNORECASE,
 )
-# a sentence that breaks off here goes on in the next line, with unknown text
+# a sentence that breaks off here continues in the next line, with unknown text
 _DANGLING = re.compile(
     r"\b(?:is|be|was|are|am|not|of|an?|the|to|than|number|say|as|for|at|with|and|or|but|gets?|gives?|means?|only|"
     r"it|that|this|by|about|around|between|from|in|on)$",
     re.IGNORECASE,
 )
-# numbers that name a thing or a measure and so are no answer: `image 2`, `5 cm`
+# numbers that name a thing or a measure, so no answers: `image 2`, `5 cm`
 _THING_NUMBER = re.compile(
     r"\b(?:pictures?|images?|clips?|frames?|scenes?|photos?)\s?#?\d{1,3}(?:\s(?:and|than|to)\s\d{1,3})?(?![\d%/])|"
     r"\b\d{1,4}(?:\.\d{1,4})?\s?(?:cm|mm|m|px|pixels?|degrees?)\b",
@@ -128,7 +128,7 @@ _THOUGHT = re.compile(
     r"(?:\s[^<>\n]{0,80})?\s?(?:\|?>|\u25b7|\])",
     re.IGNORECASE,
 )
-# gpt-oss writes its thoughts and its answer into channels
+# gpt-oss writes its reasoning and its answer into channels
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w{0,20})[^<\n]{0,40}<\|message\|>")
 _START_TOKEN = re.compile(r"<\|(?:assistant|im_start|start|begin_of_text|bot)\|>|<s>|<start_of_turn>", re.IGNORECASE)
 _END_TOKEN = re.compile(
@@ -140,40 +140,40 @@ _SENTENCE_END = re.compile(
     r"(?<=[.!?;])\s+|(?<=[。！？；])|,?\s+(?:and\s+)?(?=(?:so|therefore|thus|hence)\b)", re.IGNORECASE
 )
 _BECAUSE = re.compile(r"\b((?:because|since|as)\s[^,]{3,300}),\s+(?=the\s|my\s)", re.IGNORECASE)
-"""A reason before the answer: it becomes a sentence of its own."""
+"""A reason before the answer, which becomes a separate sentence."""
 _LIST_HEAD = re.compile(r"[\s*_(]{0,8}(?:\d{1,2}\s?[.):][*_]{0,3}|[-•*+])\s+")
 _ITEM_NUMBER = re.compile(r"[\s*_(]*([1-9])\s*(?:[.):]|$)")
 _JSON_REASONS = frozenset({"reason", "reasoning", "explanation", "rationale", "analysis", "observation", "comparison"})
 
 
 def parse_label(text: str) -> Label | None:
-    """The label an answer gives: left for 0, right for 1, tie for -1, None when it cannot be read for certain.
+    """Returns the label in an answer: left for 0, right for 1, tie for -1, None if it cannot be read for certain.
 
-    Total: every string has an answer, in time linear in its length.
+    Total: every string has a result, in time linear in its length.
     """
     value = _read(answer_lines(text), *_LABEL)
     return None if value is None else _LABELS[value]
 
 
 def parse_score(text: str) -> float | None:
-    """The share of the goal that an answer names in percent, as a number in [0, 1]; None when it cannot be read.
+    """Returns the share of the goal that an answer gives in percent, in [0, 1]; None if it cannot be read for certain.
 
-    A fraction up to 1 without a percent sign (`0.7`) is not read: it may mean 70 percent or 0.7.
+    A fraction up to 1 without a percent sign (`0.7`) is not read: it may mean 70 percent or 0.7 percent.
     """
     value = _read(answer_lines(text), *_PERCENT)
     if value is None:
         return None
-    # the value alone: `40 %`, `40/100`, `40 out of 100`
+    # the number alone, of `40 %`, `40/100`, `40 out of 100`
     number = float(re.split(r"[\s%/]", value, maxsplit=1)[0])
     is_ambiguous = number <= 1 and "." in value and not value.endswith(("%", "100", "percent"))
     return None if is_ambiguous or number > 100 else number / 100
 
 
 def parse_rating(text: str) -> float | None:
-    """The rating from 1 to 5 that an answer gives, as a number in [0, 1]; None when it cannot be read for certain.
+    """Returns the rating from 1 to 5 in an answer, mapped to [0, 1]; None if it cannot be read for certain.
 
     1 is 0, 5 is 1. `3.5`, `6` and `4/10` are not on the scale and are not read, nor is the last number of a list that
-    counts 1, 2, 3: it may be an item that was never written.
+    counts 1, 2, 3: it may be an item without its text.
     """
     lines = answer_lines(text)
     heads = [int(match[1]) for match in map(_ITEM_NUMBER.match, lines) if match]
@@ -184,42 +184,42 @@ def parse_rating(text: str) -> float | None:
 
 
 def parse_change(text: str) -> float | None:
-    """A signed percentage that stands alone, as a number in [-1, 1]; None when it cannot be read for certain."""
+    """Returns a signed percentage that stands alone, mapped to [-1, 1]; None if it cannot be read for certain."""
     lines = answer_lines(text)
-    # alone on its line: with a sign in it, a number in a sentence may be a range or a hyphen
+    # alone on its line: in a sentence, a signed number may be a range or a hyphen
     found = _CHANGE.fullmatch(lines[0]) if len(lines) == 1 else None
     value = float(found["value"]) / 100 if found else 2.0
     return value if abs(value) <= 1 else None
 
 
 def answer_lines(text: str) -> list[str]:
-    """Non-empty lines behind the reasoning, with plain ASCII digits, minus signs and quotes.
+    """Returns the non-empty lines after the reasoning, with plain ASCII digits, minus signs and quotes.
 
-    None at all where reasoning never ends, in whatever form, and where a chat goes on behind its answer's end.
+    Empty if the reasoning never ends, in any form, or if the chat continues after the answer's end.
     """
     text = text.translate(_PLAIN)
-    # the last channel must be the final one: anything else is a thought that was cut
+    # the last channel must be the final one: anything else is reasoning that was cut off
     if "<|channel|>" in text:
         channels = list(_CHANNEL.finditer(text))
         if not channels or channels[-1][1] != "final" or text.rindex("<|channel|>") != channels[-1].start():
             return []
         text = text[channels[-1].end() :]
     last_end, depth, is_closed = 0, dict[str, int](), dict[str, bool]()
-    # a chat template may have opened the first thought, so an end without a beginning is none the less one
+    # a chat template may have opened the first thought, so an end without a beginning counts too
     for mark in _THOUGHT.finditer(text):
         name, closes = mark["name"].lower(), mark["close"] is not None
         depth[name] = depth.get(name, 0) + (-1 if closes else 1)
         is_closed[name] = closes
         last_end = mark.end() if closes else last_end
-    # a thought that was opened last and never closed may hold any number of tried answers
+    # a last thought that is never closed may hold any number of tried answers
     if any(count > 0 for count in depth.values()) or not all(is_closed.values()):
         return []
     text = text[last_end:]
-    # answers stand at the end; the first line of what is left may be a torn one
+    # answers stand at the end; the first of the remaining lines may be cut
     if len(text) > MAX_CHARS:
         text = text[-MAX_CHARS:].partition("\n")[2]
     text = _START_TOKEN.sub(" ", text)
-    # behind the end of its turn a model plays the user, or a whole other chat
+    # after the end of its turn a model plays the user, or a whole other chat
     end = _END_TOKEN.search(text)
     if end and _END_TOKEN.sub(" ", text[end.start() :]).strip():
         return []
@@ -231,7 +231,7 @@ def answer_lines(text: str) -> list[str]:
     lines = [line for line in lines if line and not _EMPTY_LINE.fullmatch(line)]
     if not lines or not lines[0].startswith("{"):
         return lines
-    try:  # a JSON object as lines `name: value`, and reasons as the sentences that they are
+    try:  # a JSON object becomes lines `name: value`, and its reasons become sentences
         pairs: list[tuple[str, object]] = json.loads("\n".join(lines), object_pairs_hook=list)  # a name may be twice
     except (ValueError, RecursionError):
         return lines
@@ -243,9 +243,7 @@ def answer_lines(text: str) -> list[str]:
 
 @cache
 def _forms(value: str, names: str) -> tuple[re.Pattern[str], ...]:
-    """What a line with the value alone, a sentence that names its value, a heading before one, and the name of a final
-    answer look like.
-    """
+    """Returns patterns for a line with only the value, a sentence naming it, a heading, and a final answer's name."""
     named = (
         rf"(?:the\s+|my\s+)?(?:(?:final|correct|best)\s+)?(?:{names})(?![a-z])"
         r"(?:\s(?:for|to) (?:this|the) (?:pair|question|comparison|query|goal|scene|task|clip|image|picture))?"
@@ -253,7 +251,7 @@ def _forms(value: str, names: str) -> tuple[re.Pattern[str], ...]:
     )
     start = rf"{_OPEN}(?:#+\s)?(?:[-*•]\s)?{_OPEN}{_LEAD}"
     alone = re.compile(rf"(?P<head>(?:#+\s)?{_OPEN})(?P<value>{value})(?P<tail>{_CLOSE})")
-    # twice where a mark stands in a sentence: `So the answer is \boxed{1}`
+    # twice, for a mark in a sentence: `So the answer is \boxed{1}`
     reading = re.compile(rf"{start}(?:{named}(?:{_LINK}){_OPEN}){{1,2}}(?P<value>{value})", re.IGNORECASE)
     heading = re.compile(rf"{start}(?:{named}(?:{_LINK})?|conclusion|result)[\s*_:]*", re.IGNORECASE)
     final = re.compile(rf"\bfinal\s+(?:{names})(?![a-z])", re.IGNORECASE)
@@ -261,11 +259,11 @@ def _forms(value: str, names: str) -> tuple[re.Pattern[str], ...]:
 
 
 def _read(lines: list[str], value: str, names: str) -> str | None:
-    """The value that everything readable in the lines agrees on, unless something around it forbids to read it."""
+    """Returns the value that all readings in the lines agree on, unless something around it forbids to read it."""
     alone, reading, heading, final = _forms(value, names)
 
     def value_of(sentence: str) -> str | None:
-        """What a sentence gives, if all of it is of an accepted form."""
+        """Returns the value of a sentence if all of it has an accepted form."""
         text = _without_list_head(sentence)
         match = reading.match(text)
         if match is None:
@@ -283,15 +281,15 @@ def _read(lines: list[str], value: str, names: str) -> str | None:
 
     # marks become the form with a name, so that one grammar reads both
     text = _MARK.sub(open_mark, "\n".join(lines))
-    if _MARKUP.search(text):  # a mark with something else in it, or one that is not known
+    if _MARKUP.search(text):  # a mark around something else, or an unknown one
         return None
-    # several marks in a line are several readings, and a heading that calls the next line final belongs to it
+    # several marks in a line are several readings, and a heading that calls the next line final belongs to that line
     text = re.sub(r"(answer: \S+?)[ \t,;]*(?=answer: )", r"\1\n", text)
     text = re.sub(rf"({final.pattern})[\s*_:：]*\n\s*", r"\1: ", text, flags=re.IGNORECASE)
     lines = [line for line in text.splitlines() if not heading.fullmatch(line)]
     said = _sentences(lines, alone, value_of)
     indices = [index for index, (_, given) in enumerate(said) if given]
-    # no reading at all, or two that differ: a model that corrects itself is not sure, unless it calls the last final
+    # no reading, or two that differ: a model that corrects itself is not sure, unless it calls the last one final
     deciding = [index for index in indices if final.search(said[index][0])]
     deciding = deciding if deciding and deciding[-1] == indices[-1] else indices
     if len({said[index][1] for index in deciding}) != 1:
@@ -311,12 +309,12 @@ def _read(lines: list[str], value: str, names: str) -> str | None:
 def _sentences(
     lines: Sequence[str], alone: re.Pattern[str], value_of: Callable[[str], str | None]
 ) -> list[tuple[str, str | None]]:
-    """Every line, cut into sentences, each with the value that it gives."""
+    """Cuts the lines into sentences, and returns each with its value."""
     said: list[tuple[str, str | None]] = []
     is_list = any((item := _ITEM_NUMBER.match(line)) and item[1] == "2" for line in lines)
     for number, line in enumerate(lines, start=1):
         if match := alone.fullmatch(line):
-            is_item = ")" in match["tail"] and "(" not in match["head"]  # `1)` is the number of a list's item
+            is_item = ")" in match["tail"] and "(" not in match["head"]  # `1)` is the number of a list item
             may_be_item = is_list or (match["value"] == "1" and match["tail"].startswith("."))  # and so may `1.` be
             if not is_item and (number == len(lines) or not may_be_item):
                 said.append((line, match["value"]))
@@ -340,19 +338,19 @@ def _has_number(text: str) -> bool:
 
 
 def _introduces(sentence: str, reading: str) -> bool:
-    """Whether an answer may follow right behind a sentence: a whole one that is about the scene."""
+    """Returns whether an answer may directly follow a sentence: it must be whole and about the scene."""
     text = sentence.strip(" \t*_`\"')]”’")
     if not text or _ANSWERS.search(text) or _has_number(text):
         return False
     if text[-1] in ".!。！;；" and not text.endswith("..."):
         return True
-    # items of a list often go without a full stop, and so does what a `so` follows
+    # list items often lack a full stop, and so do clauses before a `so`
     may_be_open = _LIST_HEAD.match(text) or re.match(r"(?:so|therefore|thus|hence)\b", reading, re.IGNORECASE)
     return may_be_open is not None and text[-1] not in ":：,，-—–(=…" and _explains(text, "-1")
 
 
 def _explains(sentence: str, value: str | None) -> bool:
-    """Whether a sentence only explains the answer `value`: it opens as one of the list does, and doubts nothing."""
+    """Returns whether a sentence only explains the answer `value`: it opens as `_OPENING` says and has no doubts."""
     text = _without_list_head(sentence).strip(_MARKS)
     num_words = len(text.split())
     is_cut = num_words < 2 or (num_words < 4 and re.match(r"(?:because|since|as)\b", text, re.IGNORECASE))

@@ -1,4 +1,4 @@
-"""Answers that are put to the vote: one judge asked in both orders, or several judges, models or prompts."""
+"""Votes: one judge asked in both orders, or several judges, models or prompts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,30 +13,31 @@ from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
 from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other answer ---\n\n"
-"""Between the texts of one verdict."""
+"""Separator between the texts of one verdict."""
 
 
 class BothOrders:
-    """A judge around another one; twice the price, and no bias towards a side: swapping a query swaps its verdict.
+    """Asks another judge in both orders, at twice the price and without bias to a side: swapping a query swaps its
+    verdict.
 
-    Probabilities are those of both orders, averaged; the label is what the two answers agree on. Where they disagree,
-    or one of them sees no difference, there is no preference. One answer that cannot be read makes the verdict
-    invalid, one that did not come makes it failed. Scores have no order and pass through.
+    Probabilities are averaged over both orders; the label is the one that the two answers agree on. If they disagree,
+    or one of them sees no difference, there is no preference. One answer that cannot be read makes the verdict invalid,
+    a missing one makes it failed. Scores have no order and pass through.
     """
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        # asked one by one only where the config of the judge inside `batches_itself`
+        # asked one by one only if the inner judge's config `batches_itself`
         self._continuous = cast(ContinuousJudge, judge)
 
     @property
     def stamp(self) -> Stamp:
-        """The inner stamp, marked."""
+        """Stamp of the inner judge, marked as asked in both orders."""
         inner = self._judge.stamp
         return replace(inner, prompt=f"{inner.prompt} both_orders")
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        # side by side, so that both orders of a query share a batch and are lost together
+        # side by side, so that both orders of a query share a batch and fail together
         both = [order for query in queries for order in (query, query.swapped)]
         verdicts = self._judge.compare(both)
         stamp = self.stamp
@@ -47,39 +48,39 @@ class BothOrders:
         return [replace(score, stamp=stamp) for score in self._judge.score(clips)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
-        """The inner judge's reply to each chat.
+        """Returns the inner judge's reply to each chat.
 
         Raises:
-            UnsupportedQuestion: it cannot write.
+            UnsupportedQuestion: the inner judge cannot write.
         """
         if not isinstance(self._judge, Generator):
             raise UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
         return self._judge.generate(chats, max_new_tokens=max_new_tokens, temperature=temperature)
 
     async def compare_one(self, query: Query) -> Verdict:
-        """The verdict on one query, where the inner judge is a `ContinuousJudge`: both orders are asked at once."""
+        """Returns the verdict on one query if the inner judge is a `ContinuousJudge`: both orders are asked at once."""
         inner = self._continuous
         straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(query.swapped))
         return _voted((straight, _unswapped(swapped)), self.stamp)
 
     async def score_one(self, clip: Clip) -> Score:
-        """The score of one clip, likewise."""
+        """Returns the score of one clip if the inner judge is a `ContinuousJudge`."""
         return replace(await self._continuous.score_one(clip), stamp=self.stamp)
 
     async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
-        """The inner judge's reply to one chat, likewise."""
+        """Returns the inner judge's reply to one chat if it is a `ContinuousJudge`."""
         return await self._continuous.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
 
 
 class Committee:
     """Several judges as one, for `--judge.backend my_file:FUNCTION`: other models, or one model under several prompts.
 
-    A comparison's label is what more than half of the members name: two must agree, of three one may err. Without such
-    a label there is no preference, unless members failed or could not be read. A score is the mean over the members
-    that gave one. The price is all members' together.
+    A comparison's label is the one that more than half of the members give: two must agree, of three one may err.
+    Without such a label there is no preference, unless members failed or could not be read. A score is the mean over
+    the members that gave one. The price is the sum over the members.
 
     Args:
-        members: asked one after the other, >= 2.
+        members: judges, asked one after the other, >= 2.
     """
 
     def __init__(self, members: Sequence[Judge]) -> None:
@@ -89,7 +90,7 @@ class Committee:
 
     @property
     def stamp(self) -> Stamp:
-        """All members', joined."""
+        """Stamps of all members, joined."""
         stamps = [member.stamp for member in self._members]
         return Stamp(
             **{
@@ -110,7 +111,7 @@ class Committee:
         stamp = self.stamp
         scores = []
         for answers in zip(*(member.score(clips) for member in self._members), strict=True):
-            # a member that is silent does not count as a score of 0
+            # a missing answer does not count as a score of 0
             values = [answer.value for answer in answers if answer.value is not None]
             scores.append(
                 Score(
@@ -126,12 +127,12 @@ class Committee:
 
 
 def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
-    """One verdict on a query, out of several on it."""
+    """Combines several verdicts on a query into one."""
     labels = [verdict.label for verdict in verdicts]
     label = next((candidate for candidate in Label if 2 * labels.count(candidate) > len(labels)), None)
     if label is None and all(labels):  # all were read, and they do not agree
         label = Label.TIE
-    # a mean over some of the votes would not be about the label that all of them gave
+    # a mean over some votes would not describe the label that all of them gave
     shares = [verdict.probabilities for verdict in verdicts if verdict.probabilities is not None]
     return Verdict(
         status=Status.of(label) if label else _lost(verdicts),
@@ -146,7 +147,7 @@ def _voted(verdicts: Sequence[Verdict], stamp: Stamp) -> Verdict:
 
 
 def _lost(answers: Sequence[Verdict | Score]) -> Status:
-    """Why there is no answer: one that did not come weighs more than one that could not be read."""
+    """Returns why there is no answer: a missing answer outweighs an unreadable one."""
     return Status.FAILED if any(answer.status is Status.FAILED for answer in answers) else Status.INVALID
 
 
@@ -156,7 +157,7 @@ def _spent(answers: Sequence[Verdict | Score]) -> Usage | None:
 
 
 def _unswapped(verdict: Verdict) -> Verdict:
-    """A verdict on a query with its sides exchanged, as one on the query itself."""
+    """Returns a verdict on a swapped query as one on the query itself."""
     shares = verdict.probabilities
     return replace(
         verdict,

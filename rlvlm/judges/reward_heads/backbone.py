@@ -1,6 +1,6 @@
-"""Bringing a reward model into memory, and turning its conversations into a network's inputs. `robometer`, `rynnvalue`.
+"""Loads reward models and turns their conversations into a network's inputs, for `robometer` and `rynnvalue`.
 
-Only safetensors are read and no code of a model's folder is run: the networks are classes of ours on transformers'
+Only safetensors are read, and no code from a model's folder is run: the networks are our classes on transformers'
 Qwen3-VL, with the published weight names.
 """
 
@@ -24,17 +24,17 @@ from rlvlm.vlms.processors import load_processor
 def load_head_model(
     config: JudgeConfig, network_class: Any, *, tokens: Sequence[str], renamed: Mapping[str, str]
 ) -> LoadedVLM:
-    """The reward model that `config.model` names.
+    """Loads the reward model that `config.model` names.
 
     Args:
         config: names model, revision, device and precision.
-        network_class: of ours; has `settings(folder, raw)`, which makes a `Qwen3VLConfig` of what config.json says.
+        network_class: our class; its `settings(folder, raw)` makes a `Qwen3VLConfig` of the contents of config.json.
         tokens: the model's own tokens, in the order in which its authors added them.
-        renamed: regular expressions on the checkpoint's weight names, and what they become here.
+        renamed: regular expressions on the checkpoint's weight names, and their replacements.
 
     Raises:
-        JudgeUnavailable: the files are missing, broken, or another model's; says which weight.
-        UnsupportedQuestion: 4-bit weights are wanted.
+        JudgeUnavailable: the files are missing, damaged, or another model's; says which weight.
+        UnsupportedQuestion: 4-bit weights or an adapter are wanted.
     """
     if config.quantization != "none" or config.adapter:
         raise UnsupportedQuestion(
@@ -64,13 +64,13 @@ def load_head_model(
 
 
 def _add_tokens(tokenizer: Any, tokens: Sequence[str], num_rows: int, folder: Path) -> None:
-    """Gives the tokenizer the model's own tokens where it does not have them, as its authors did before training."""
+    """Adds the model's own tokens to the tokenizer if they are missing, as its authors did before training."""
     # Qwen's own tokenizer lacks them: their ids follow from the order in which they are added
     missing = [token for token in tokens if token not in tokenizer.get_vocab()]
     if missing:
         tokenizer.add_special_tokens({"additional_special_tokens": missing}, replace_extra_special_tokens=False)
     ids = [tokenizer.convert_tokens_to_ids(token) for token in tokens]
-    # an id beyond the embedding would be an index error on a GPU, without a word about why
+    # an id beyond the embedding would be an index error on a GPU, without a reason
     if max(ids) >= num_rows:
         raise JudgeUnavailable(
             f"the tokenizer in {folder} puts {tokens[ids.index(max(ids))]} at {max(ids)}, the weights have {num_rows}",
@@ -79,25 +79,26 @@ def _add_tokens(tokenizer: Any, tokens: Sequence[str], num_rows: int, folder: Pa
 
 
 def stamp_parts(config: JudgeConfig, model: LoadedVLM) -> tuple[str, str]:
-    """Prompt and decoding, as they stand in the stamp of a judge with heads."""
+    """Returns prompt and decoding for the stamp of a judge with heads."""
     prompt = f"{config.backend}_{prompts.version(config.score)}{prompts.wording_mark(config)}"
     return prompt, f"min_pixels={config.min_pixels} max_pixels={config.max_pixels} dtype={model.dtype}"
 
 
 def chat_inputs(model: LoadedVLM, chats: Sequence[Chat], *, are_counted: bool) -> dict[str, Tensor]:
-    """The network's inputs [B, N] of chats that end where the model's turn would begin, see `LoadedVLM.inputs`; where
-    they `are_counted`, Qwen's template writes `Image 1:` and so on before each image.
+    """Returns the network's inputs [B, N] for chats that end where the model's turn would begin.
+
+    If `are_counted`, Qwen's template writes `Image 1:` and so on before each image. See `LoadedVLM.inputs`.
     """
-    # heads read tokens that stand in the user's turn: a prompt for the model's own turn would only be noise
+    # heads read tokens in the user's turn: a prompt for the model's turn would only be noise
     render = model.processor.apply_chat_template
     return model.inputs([render(chat, add_generation_prompt=False, add_vision_id=are_counted) for chat in chats], chats)
 
 
 def rows_where(hidden: Tensor, ids: Tensor, token_id: int) -> list[Tensor]:
-    """Hidden states [n, D] at each sequence's places of `token_id`, of `hidden` [B, N, D] and `ids` [B, N].
+    """Returns [n, D] states of `hidden` [B, N, D] where `ids` [B, N] equals `token_id`, a tensor per sequence.
 
     Raises:
-        ValueError: a sequence has none.
+        ValueError: a sequence has no such token.
     """
     rows = [hidden[row, ids[row] == token_id] for row in range(len(ids))]
     if not all(map(len, rows)):

@@ -1,8 +1,8 @@
-"""Robometer: how far each frame of a clip has come, whether the task is done, and which of two clips did better.
+"""Robometer: progress at each frame of a clip, success, and which of two clips did better.
 
-Source: Robometer 2026, arXiv:2603.02115: a Qwen3-VL-4B with three heads, read at a token of its own behind each
-frame. At most 8 frames; progress is the mean of 10 bins from 0 to 1 by their probabilities. Its authors' code says
-which tokens stand where; the sentences around them are ours unless `judge.wording` gives the published ones.
+Source: Robometer 2026, arXiv:2603.02115: a Qwen3-VL-4B with three heads, read at a special token after each frame. At
+most 8 frames; progress is the probability-weighted mean of 10 bins from 0 to 1. The positions of the tokens follow its
+authors' code; the sentences around them are ours unless `judge.wording` gives the published ones.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ from rlvlm.vlms.loading import LoadedVLM
 
 PROGRESS, PREFERENCE, SPLIT = "<|prog_token|>", "<|pref_token|>", "<|split_token|>"
 TOKENS = (SPLIT, "<|reward_token|>", PREFERENCE, "<|sim_token|>", PROGRESS)
-"""In the order in which its authors gave them rows; two of them nothing reads."""
+"""Special tokens in the order of the authors' embedding rows; two of them are never read."""
 RENAMED = {r"^model\.model\.": "model.", r"^model\.lm_head\.": "lm_head."}
-"""LeRobot's copy of the weights has the language model's output head, one level deeper."""
+"""Prefixes of weight names in LeRobot's copy, which has the language model's output head and one more level."""
 _LAST = "progress_head.4.weight"
 
 
 class RobometerNetwork(Qwen3VLPreTrainedModel):
-    """A Qwen3-VL without its words, and three heads; weight names as published."""
+    """A Qwen3-VL without its output head, with three heads instead; weight names as published."""
 
     attention = None
     _keys_to_ignore_on_load_unexpected = [r"lm_head\."]  # noqa: RUF012 - as transformers declares it
@@ -49,13 +49,13 @@ class RobometerNetwork(Qwen3VLPreTrainedModel):
             self.progress_head.append(nn.Sigmoid())
         self.preference_head = _head(width, 1)
         self.success_head = _head(width, 1)
-        self.frame_pool_attn = nn.Linear(width, 1, bias=False)  # of a variant without tokens; every checkpoint has it
+        self.frame_pool_attn = nn.Linear(width, 1, bias=False)  # for a variant without tokens; every checkpoint has it
         self.post_init()
 
     @staticmethod
     def settings(folder: Path, raw: dict[str, Any]) -> Qwen3VLConfig:
-        """The network's config; the number of bins is what the weights have."""
-        inner = raw.get("vlm_config", raw)  # LeRobot's copy keeps it there
+        """Returns the network's config; the number of bins is read from the weights."""
+        inner = raw.get("vlm_config", raw)  # its place in LeRobot's copy
         if inner.get("model_type") != "qwen3_vl":
             raise ValueError(f"its model_type is {inner.get('model_type')!r}, not 'qwen3_vl'")
         config = Qwen3VLConfig.from_dict(inner)
@@ -68,7 +68,7 @@ class RobometerNetwork(Qwen3VLPreTrainedModel):
         raise ValueError(f"no file has {_LAST}")
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """[B, N, D] hidden states behind the last norm."""
+        """Returns the [B, N, D] hidden states after the last norm."""
         return self.model(**inputs, use_cache=False).last_hidden_state
 
 
@@ -83,7 +83,7 @@ def _head(width: int, outputs: int) -> nn.Sequential:
 
 
 class Robometer:
-    """A `RobometerNetwork` as a `numeric.NumericModel`; `config.score` is `progress` or `success`."""
+    """Adapts a `RobometerNetwork` to `numeric.NumericModel`; `config.score` is `progress` or `success`."""
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress", "success"}), goal_pictures=False)
     max_frames = prompts.MAX_FRAMES
@@ -96,17 +96,17 @@ class Robometer:
         self.prompt, self.decoding = stamp_parts(config, model)
 
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
-        """[N] in [0, 1] at the last frame, and what was seen."""
+        """Returns [N] scores in [0, 1] at the last frame, and a text for each."""
         model = self._model
         inputs = chat_inputs(model, [self._progress_chat(clip) for clip in clips], are_counted=True)
         hidden = model.model(inputs)
-        # of a clip the end counts; the frames before are context for it
+        # the end of a clip counts; the frames before are its context
         answers = [self._read(rows[-1:]) for rows in rows_where(hidden, inputs["input_ids"], model.token_id(PROGRESS))]
         texts = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
         return torch.tensor([answer[self._column] for answer in answers]), texts
 
     def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
-        """[N] how much more the left clip is liked, in logits, and what was seen."""
+        """Returns [N] logits that the left clip is preferred, and a text for each."""
         model = self._model
         inputs = chat_inputs(model, [self._preference_chat(query) for query in queries], are_counted=True)
         hidden = model.model(inputs)
@@ -115,11 +115,11 @@ class Robometer:
         return logits, [f"left {share:.4f}" for share in torch.sigmoid(logits).tolist()]
 
     def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[N] probability that the left clip did better."""
+        """Returns [N] probabilities that the left clip did better."""
         return 1 / (1 + np.exp(-margins))
 
     def _read(self, rows: Tensor) -> tuple[float, float]:
-        """Progress and success, both in [0, 1], of one frame's hidden state [1, D]."""
+        """Returns progress and success, both in [0, 1], from one frame's hidden state [1, D]."""
         network = self._model.model
         bins = network.progress_head(rows)[0].float()
         # progress = sum_i p_i i / (bins - 1), the mean of the bins' centres
@@ -147,10 +147,10 @@ class Robometer:
 
 
 def _frames(frames: Frames) -> Chat:
-    """Parts of a turn: each of at most 8 frames, and the token at which the model says how far it has come."""
+    """Returns parts of a turn: at most 8 frames, each followed by the token at which the model states its progress."""
     return [part for image in image_parts(spread(frames, prompts.MAX_FRAMES)) for part in (image, text_part(PROGRESS))]
 
 
 def load(config: JudgeConfig) -> Robometer:
-    """The model that `config.model` names. Raises as `backbone.load_head_model` does."""
+    """Loads the model that `config.model` names. Raises as `backbone.load_head_model` does."""
     return Robometer(load_head_model(config, RobometerNetwork, tokens=TOKENS, renamed=RENAMED), config)

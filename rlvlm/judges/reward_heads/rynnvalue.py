@@ -1,9 +1,9 @@
-"""RynnValue: how many seconds are left until the task is done, read at tokens of its own behind each frame.
+"""RynnValue: seconds left until the task is done, read at special tokens after each frame.
 
-Source: Huang et al. 2026, arXiv:2608.09853: a Qwen3-VL that answers in 256 bins from 0 to 512 s, evenly spaced
-in symlog. Each answer is read at a group of equal tokens whose hidden states stand side by side; the tokens of a group
-see each other and what comes before, and nobody else sees them. The relative head and the written verdict, which the
-model also has, are loaded and not asked.
+Source: Huang et al. 2026, arXiv:2608.09853: a Qwen3-VL that answers in 256 bins from 0 to 512 s, evenly spaced in
+symlog. Each answer is read at a group of equal tokens whose hidden states are concatenated; the tokens of a group
+attend to each other and to everything before, and no other token attends to them. The relative head and the written
+verdict, which the model also has, are loaded but not used.
 """
 
 import math
@@ -34,7 +34,7 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
     """A Qwen3-VL with heads for seconds; weight names as published."""
 
     attention = "eager"
-    """Masks of our own over all pairs; the published model computes so too."""
+    """Attention that accepts our masks over all pairs; the published model uses it too."""
     _keys_to_ignore_on_load_unexpected = [r"lm_head\."]  # noqa: RUF012 - as transformers declares it
 
     def __init__(self, config: Qwen3VLConfig) -> None:
@@ -57,8 +57,8 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
 
     @staticmethod
     def settings(folder: Path, raw: dict[str, Any]) -> Qwen3VLConfig:
-        """The network's config; what belongs to the heads is kept beside it."""
-        # a name that transformers does not know: its own loader would refuse the folder
+        """Returns the network's config; the settings of the heads are kept in its `rynnvalue`."""
+        # transformers does not know this name: its own loader would refuse the folder
         if raw.get("model_type") != "rynn_value_lang":
             raise ValueError(f"its model_type is {raw.get('model_type')!r}, not 'rynn_value_lang'")
         scale = raw["value_tokenizer_config"]
@@ -77,16 +77,16 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
         return config
 
     def forward(self, inputs: dict[str, Tensor], groups: Tensor) -> Tensor:
-        """[B, N, D] hidden states behind the last norm.
+        """Returns the [B, N, D] hidden states after the last norm.
 
         Args:
-            inputs: as `chat_inputs` gives them.
-            groups: [B, N] the group that a token belongs to, -1 for those in none.
+            inputs: from `chat_inputs`.
+            groups: [B, N] group of each token, -1 for tokens without a group.
         """
         inputs = dict(inputs)
         there = inputs.pop("attention_mask").bool()
         model: Any = self.model  # transformers types ids by their numbers' width
-        # worked out here: the model derives them from a 2D mask, and gets one of all pairs
+        # computed here: the model derives positions from a 2D mask, and gets a mask of all pairs
         positions, _ = model.get_rope_index(
             inputs["input_ids"],
             mm_token_type_ids=inputs["mm_token_type_ids"],
@@ -101,13 +101,13 @@ class RynnValueNetwork(Qwen3VLPreTrainedModel):
 
 
 def open_pairs(there: Tensor, groups: Tensor) -> Tensor:
-    """[B, N, N] whether a token (row) sees another (column).
+    """Returns a [B, N, N] mask: whether a token (row) attends to another (column).
 
-    Each sees what comes before it and is in no group, and all of its own group.
+    Each token attends to all earlier ones without a group, and to all of its own group.
 
     Args:
-        there: [B, N] whether a token is no padding.
-        groups: [B, N] the group it belongs to, -1 for none.
+        there: [B, N] whether a token is not padding.
+        groups: [B, N] group of each token, -1 for none.
     """
     causal = torch.ones(groups.shape[1], groups.shape[1], dtype=torch.bool, device=groups.device).tril()
     # so an answer's tokens may hold several hidden states, and no answer is seen by the next one
@@ -117,16 +117,16 @@ def open_pairs(there: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_tokens(ids: Tensor, tokens: Sequence[int]) -> Tensor:
-    """[B, N] for `ids` [B, N]: the number of the run of equal tokens, out of `tokens`, that each belongs to, or -1."""
+    """Returns the [B, N] group of each token of `ids` [B, N]: the index of its run of equal `tokens`, or -1."""
     is_own = torch.isin(ids, torch.tensor(list(tokens), device=ids.device))
-    # equal neighbours are one group: an image stands between two groups of one kind
+    # equal neighbours are one group: an image separates two groups of one kind
     before = torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)
     starts = is_own & (ids != before)
     return torch.where(is_own, starts.cumsum(dim=1) - 1, -1)
 
 
 def seconds_of(logits: Tensor, smallest: float, largest: float) -> Tensor:
-    """[...] seconds that bins [..., bins] stand for: symexp of their mean position in symlog."""
+    """Returns [...] seconds for the logits of bins [..., bins]: symexp of their mean position in symlog."""
     first, last = (math.copysign(math.log1p(abs(bound)), bound) for bound in (smallest, largest))
     centres = torch.linspace(first, last, logits.shape[-1], device=logits.device)
     # seconds = symexp(sum_i p_i c_i), c_i evenly spread in symlog(x) = sign(x) log(1 + |x|)
@@ -135,7 +135,7 @@ def seconds_of(logits: Tensor, smallest: float, largest: float) -> Tensor:
 
 
 class _Head(nn.Module):
-    """Hidden states of a group, side by side, to bins; linear, or a residual network as in BRO (arXiv:2405.16158)."""
+    """Maps a group's concatenated hidden states to bins; linear, or a residual network as in BRO (arXiv:2405.16158)."""
 
     def __init__(self, settings: dict[str, Any], inputs: int, outputs: int) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class _Residual(nn.Module):
 
 
 class RynnValue:
-    """A `RynnValueNetwork` as a `numeric.NumericModel`: a score is 1 - log(1 + seconds left) / log(1 + the most)."""
+    """Adapts a `RynnValueNetwork` to `numeric.NumericModel`: score = 1 - log(1 + seconds) / log(1 + max seconds)."""
 
     abilities = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=False)
     max_frames = prompts.MAX_FRAMES
@@ -190,7 +190,7 @@ class RynnValue:
         self.prompt, self.decoding = stamp_parts(config, model)
 
     def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
-        """[N] in [0, 1] at the last frame, and what was seen."""
+        """Returns [N] scores in [0, 1] at the last frame, and a text for each."""
         seconds = self._seconds([self._chat(clip.goal, clip.frames) for clip in clips])
         # score = 1 - log(1 + s) / log(1 + s_max): equal ratios of time left are equal steps of the score
         most = math.log1p(self._settings["value_tokenizer_config"]["max_value"])
@@ -198,7 +198,7 @@ class RynnValue:
         return scores, [f"{value:.2f} s left" for value in seconds.tolist()]
 
     def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
-        """[N] by how many seconds less are left at the end of the left clip, and what was seen."""
+        """Returns [N] seconds left after the right clip minus those after the left one, and a text for each."""
         sides = [(query.goal, frames) for query in queries for frames in (query.left, query.right)]
         seconds = self._seconds([self._chat(goal, frames) for goal, frames in sides]).view(-1, 2)
         return seconds[:, 1] - seconds[:, 0], [
@@ -206,10 +206,10 @@ class RynnValue:
         ]
 
     def share(self, margins: NDArray[np.float64]) -> None:
-        """A difference of seconds is no probability."""
+        """Returns None: a difference of seconds is no probability."""
 
     def _seconds(self, chats: Sequence[Chat]) -> Tensor:
-        """[N] left at the last frame; the mean over the heads where there are several."""
+        """Returns [N] seconds left at the last frame, averaged over the heads."""
         model, settings = self._model, self._settings
         inputs = chat_inputs(model, chats, are_counted=False)
         ids = inputs["input_ids"]
@@ -220,7 +220,7 @@ class RynnValue:
         return torch.stack(heads).mean(dim=0)
 
     def _chat(self, goal: str, frames: NDArray[np.uint8]) -> Chat:
-        """Task and questions, then each frame with its groups; what the model would write comes later."""
+        """Returns task and questions, then each frame with its groups; the model's own text would follow."""
         names = ("rynnvalue_task", "rynnvalue_relative", "rynnvalue_remaining")
         content = [text_part(self._sentences[name].replace("{goal}", prompts.check_goal(goal))) for name in names]
         for number, image in enumerate(image_parts(spread(frames, prompts.MAX_FRAMES))):
@@ -230,5 +230,5 @@ class RynnValue:
 
 
 def load(config: JudgeConfig) -> RynnValue:
-    """The model that `config.model` names. Raises as `backbone.load_head_model` does."""
+    """Loads the model that `config.model` names. Raises as `backbone.load_head_model` does."""
     return RynnValue(load_head_model(config, RynnValueNetwork, tokens=(VALUE, RELATIVE), renamed={}), config)

@@ -1,1 +1,1 @@
-"""Judges that compare image and goal by likeness, without a question. Made by `judges.build`."""
+"""Judges by similarity of image and goal, without a question. Built by `judges.build`."""

@@ -1,8 +1,7 @@
-"""BLIP-2 as a judge: how well an image and the goal's sentence belong together, by either of its two heads.
+"""BLIP-2 as a judge: how well an image matches the goal's sentence, by either of its two heads.
 
-The score is the matching head's probability of a match, in [0, 1] as it stands, or (1 + c) / 2 of the contrastive
-cosine c, which is what the BLIP-2 baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, takes. Source: Li et al.
-2023 (BLIP-2), arXiv:2301.12597, sec. 3.2.
+The score is the matching head's probability of a match, or (1 + c) / 2 of the contrastive cosine c, which is the BLIP-2
+baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Source: Li et al. 2023 (BLIP-2), arXiv:2301.12597, sec. 3.2.
 """
 
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ _KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g
 
 
 def load(config: JudgeConfig) -> SimilarityModel:
-    """The model that `config.model` names.
+    """Loads the model that `config.model` names.
 
     Raises:
-        JudgeUnavailable: it cannot be loaded.
+        JudgeUnavailable: the model cannot be loaded.
         UnsupportedQuestion: 4-bit weights are wanted.
     """
     if config.similarity.baseline:
@@ -40,7 +39,7 @@ def load(config: JudgeConfig) -> SimilarityModel:
 
 
 class Blip2Rater:
-    """Probability of a match, by the query transformer that looks at image and words together; or their cosine."""
+    """Scores a match, by the query transformer that attends to image and words together, or their cosine."""
 
     sees_goal_images = False
 
@@ -52,15 +51,13 @@ class Blip2Rater:
         self._encoder = encoder
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """[N] in [0, 1]; see `model.ImageRater`: the probability of a match, or the cosine as a share, the nearest of
-        the query tokens counted.
-        """
+        """Returns [N] probabilities of a match, or (1 + cosine) / 2 of the nearest query token; see `ImageRater`."""
         encoder = self._encoder
         assert all(isinstance(text, str) for text in goals), "goal images are refused before"
-        # the query tokens stand in front, and positions count from there
+        # the query tokens come first, and positions count from there
         inputs = encoder.read(list(map(str, goals)), padding_side="right")
         tokens, mask, config = inputs["input_ids"], inputs["attention_mask"], encoder.model.config
-        if config.image_token_index is not None:  # this checkpoint counts on places for its query tokens
+        if config.image_token_index is not None:  # this checkpoint expects placeholders for its query tokens
             places = tokens.new_full((len(tokens), config.num_query_tokens), config.image_token_index)
             tokens = torch.cat([places, tokens], dim=1)
             mask = torch.cat([torch.ones_like(places), mask], dim=1)
@@ -68,5 +65,5 @@ class Blip2Rater:
         logits = encoder.model(
             **encoder.see(images), input_ids=tokens, attention_mask=mask, use_image_text_matching_head=is_match
         ).logits_per_image.double()  # [N, 2] classes of the matching head, or [N, N] cosines
-        # of N images and N texts every pair has a cosine; those of each image with its own text stand on the diagonal
+        # every pair of N images and N texts has a cosine; each image with its own text is on the diagonal
         return (logits.softmax(-1)[:, 1] if is_match else (1 + logits.diagonal()) / 2).cpu().numpy()

@@ -1,7 +1,7 @@
-"""CLIP, SigLIP and their kin as judges: the cosine of image and goal, with a baseline where one is named.
+"""CLIP, SigLIP and similar models as judges: the cosine of image and goal, with an optional baseline.
 
-The score of an image s for a goal g is (1 + r) / 2, where r is their cosine or, with `judge.similarity.baseline` b,
-the reward of `similarity.baseline_reward`. The goal is a text, or an image where the question comes with one.
+The score of an image s for a goal g is (1 + r) / 2, where r is their cosine or, with `judge.similarity.baseline` b, the
+reward of `model.baseline_reward`. The goal is a text, or an image if the question has one.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ _KIND = "a model with image and text features, such as openai/clip-vit-base-patc
 
 
 def load(config: JudgeConfig) -> SimilarityModel:
-    """The model that `config.model` names.
+    """Loads the model that `config.model` names.
 
     Raises:
-        JudgeUnavailable: it cannot be loaded.
+        JudgeUnavailable: the model cannot be loaded.
         UnsupportedQuestion: 4-bit weights are wanted.
     """
     encoder = (
@@ -40,7 +40,7 @@ def load(config: JudgeConfig) -> SimilarityModel:
 
 
 class ClipRater:
-    """Similarity in the space that images and texts share."""
+    """Scores similarity in the embedding space that images and texts share."""
 
     sees_goal_images = True
 
@@ -56,7 +56,7 @@ class ClipRater:
         self.traits = f"{baseline}dtype={encoder.dtype}"
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """[N] in [0, 1]; see `model.ImageRater`. Goals that repeat are looked at once."""
+        """Returns [N] scores in [0, 1]; see `model.ImageRater`. Repeated goals are encoded once."""
         # a batch about one goal image would encode it once per question
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
         inputs = self._encoder.see([*images, *wanted.values()])
@@ -72,9 +72,9 @@ class ClipRater:
         return np.clip((1 + rewards) / 2, 0.0, 1.0)  # from [-1, 1] to [0, 1]; rounding may leave it
 
     def _of_text(self, text: str) -> NDArray[np.float64]:
-        """[E] unit vector; remembered, since a run has one goal."""
+        """Returns the [E] unit vector of a text; cached, since a run has one goal."""
         if text not in self._texts:
-            # to the full length and without a mask, as in its training: shorter inputs give other vectors
+            # padded to full length and without a mask, as in its training: shorter inputs give other vectors
             inputs = self._encoder.read([text], **({"padding": "max_length"} if self._is_padded else {}))
             if self._is_padded:
                 inputs.pop("attention_mask", None)
@@ -84,7 +84,7 @@ class ClipRater:
 
 
 def _units(features: torch.Tensor) -> Units:
-    """[N, E], whether the model gives features alone or in an output record."""
+    """Returns [N, E] unit vectors, whether the model returns features alone or in an output record."""
     return unit(getattr(features, "pooler_output", features).double().cpu().numpy())
 
 

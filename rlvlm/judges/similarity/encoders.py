@@ -1,7 +1,7 @@
-"""Bringing an image-text model into memory: its parts, on a device, in a precision. Used by `clip` and `blip2`.
+"""Loads image-text models: weights, tokenizer and image processor, on a device. Used by `clip` and `blip2`.
 
-`--judge.model random` draws the weights: a control, and a way to run them without a download. They go through the same
-code as trained ones and know nothing: their stamp and the names of their runs say so. Texts are read byte by byte,
+`--judge.model random` draws the weights: a control, and a way to run without a download. They go through the same code
+as trained ones and carry no knowledge: their stamp and the names of their runs say so. Texts are tokenised by byte,
 since no vocabulary comes with random weights.
 """
 
@@ -33,13 +33,13 @@ from rlvlm.vlms.loading import load_weights
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoder:
-    """A model ready to look and read."""
+    """A model with its tokenizer and image processor."""
 
     model: Any
-    """In eval mode, on its device."""
+    """Model in eval mode, on its device."""
     tokenizer: Any
     image_processor: Any
-    """Works on Pillow where torchvision is missing."""
+    """Image processor that works on Pillow if torchvision is missing."""
     revision: str
     """Hub commit, or a digest of a local folder."""
 
@@ -49,11 +49,11 @@ class Encoder:
         return dtype_name(self.model.dtype)
 
     def see(self, images: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """The model's inputs for images [H, W, 3]."""
+        """Returns the model's inputs for images [H, W, 3]."""
         return place(self.image_processor(images=list(images), return_tensors="pt"), self.model)
 
     def read(self, texts: Sequence[str], **settings: Any) -> dict[str, torch.Tensor]:
-        """The model's inputs for texts; longer texts are cut to the model's length."""
+        """Returns the model's inputs for texts, which are cut to the model's maximum length."""
         longest = min(self.tokenizer.model_max_length, self.model.config.get_text_config().max_position_embeddings)
         settings = {"padding": True, "max_length": longest, **settings}
         inputs = self.tokenizer(list(texts), truncation=True, return_tensors="pt", **settings)
@@ -61,16 +61,16 @@ class Encoder:
 
 
 def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], kind: str) -> Encoder:
-    """The model that `config.model` names.
+    """Loads the model that `config.model` names.
 
     Args:
         config: names model, revision, device and precision.
-        model_class: of transformers, with `from_pretrained`.
-        parts: attributes that a loaded model of the kind that is wanted has.
-        kind: what that is called in messages, with an example.
+        model_class: class of transformers with `from_pretrained`.
+        parts: attributes that a model of the wanted kind has.
+        kind: name of that kind in messages, with an example.
 
     Raises:
-        ModelUnavailable: the files are missing, are no such model or no safetensors, or do not fit.
+        ModelUnavailable: the files are missing, are not such a model or not safetensors, or do not fit.
         UnsupportedQuestion: 4-bit weights are wanted.
     """
     if config.quantization != "none":
@@ -80,7 +80,7 @@ def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], ki
         )
     folder, revision = locate(config.model, config.revision, config.section)
     model = load_weights(model_class, folder, config)
-    # AutoModel loads whatever config.json names: a text model would break at the first image, with its own words
+    # AutoModel loads any model of config.json: a text model would fail at the first image, with an unclear message
     if not all(hasattr(model, part) for part in parts):
         what = f"{folder} holds a {model.config.model_type} model, which backend {config.backend} cannot use"
         raise ModelUnavailable(what, f"choose {kind}")
@@ -100,7 +100,7 @@ _SMALL = {"hidden_size": 384, "intermediate_size": 1_536, "num_attention_heads":
 
 
 def random_clip(config: JudgeConfig) -> Encoder:
-    """A CLIP of the size of ViT-B/32, 127 million weights drawn by `config.seed`."""
+    """Returns a CLIP of the size of ViT-B/32, with 127 million weights drawn by `config.seed`."""
     tokenizer = _byte_tokenizer()
     text = {
         "vocab_size": len(tokenizer),
@@ -113,9 +113,9 @@ def random_clip(config: JudgeConfig) -> Encoder:
 
 
 def random_blip2(config: JudgeConfig) -> Encoder:
-    """A BLIP-2 with a matching head, 29 million weights drawn by `config.seed`; a real one has 1.2 billion.
+    """Returns a BLIP-2 with a matching head and 29 million weights drawn by `config.seed`; a real one has 1.2 billion.
 
-    The layers are those of the released model, fewer and narrower, because an image would cost a CPU seconds.
+    The layers are those of the released model, fewer and narrower, because an image would take seconds on a CPU.
     """
     tokenizer = _byte_tokenizer()
     former = {
@@ -133,7 +133,7 @@ def random_blip2(config: JudgeConfig) -> Encoder:
 def _encoder(
     config: JudgeConfig, model_class: Any, settings: Any, tokenizer: PreTrainedTokenizerFast, processor: Any
 ) -> Encoder:
-    # the weights follow from the seed, and nobody else's chance changes
+    # the weights depend on the seed alone, and no other random state changes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = model_class(settings)
@@ -146,7 +146,7 @@ def _encoder(
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte and one at the end, where CLIP looks for the text's vector."""
+    """Returns a tokenizer with one token per byte and an end token, at which CLIP reads the text's vector."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,10 +1,10 @@
-"""Judging by similarity: how well an image fits the goal's words, or an image of the goal. `clip` and `blip2` use it.
+"""Judging by similarity of an image to the goal's text, or to an image of the goal. Used by `clip` and `blip2`.
 
-These models do not read a question. A clip is scored by its last image, and of two clips the one with the better
-last image is nearer to the goal. Which network sees is the `ImageRater`'s.
+These models do not read a question. A clip is scored by its last image, and of two clips the one with the higher last
+score is nearer to the goal. The `ImageRater` is the network.
 
 Source: Rocamonde et al. 2023 (VLM-RM), arXiv:2310.12921, sec. 3, for the regularised goal-baseline reward. Departure:
-scores are carried from [-1, 1] to [0, 1] by (1 + r) / 2, which keeps their order.
+scores are mapped from [-1, 1] to [0, 1] by (1 + r) / 2, which keeps their order.
 """
 
 from collections.abc import Sequence
@@ -19,34 +19,34 @@ from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
 
 Pixels = NDArray[np.uint8]
-"""[H, W, 3]."""
+"""Image [H, W, 3]."""
 Units = NDArray[np.float64]
-"""[N, E] rows of length 1."""
+"""Rows of length 1, [N, E]."""
 
 
 class ImageRater(Protocol):
-    """A network that says how well images fit."""
+    """Network that scores how well images match goals."""
 
     revision: str
     """Commit or digest of the weights."""
     traits: str
-    """Whatever else changes its numbers at fixed weights, e.g. `dtype=float32`."""
+    """Everything else that changes its numbers at fixed weights, e.g. `dtype=float32`."""
     sees_goal_images: bool
     """Whether the goal may be an image."""
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """[N] in [0, 1], how well each image fits its goal.
+        """Returns [N] scores in [0, 1], how well each image matches its goal.
 
         Raises:
-            JudgeUnavailable: the network breaks on them.
+            JudgeUnavailable: the network fails on them.
         """
         ...
 
 
 class SimilarityModel:
-    """An `ImageRater` as a `numeric.NumericModel`: the last image of a clip counts."""
+    """Adapts an `ImageRater` to `numeric.NumericModel`: the last image of a clip counts."""
 
-    prompt = "likeness/1"  # the name that stored answers have
+    prompt = "likeness/1"  # name in the stamps of stored answers
     max_frames = 1
 
     def __init__(self, config: JudgeConfig, rater: ImageRater) -> None:
@@ -60,22 +60,22 @@ class SimilarityModel:
         self.decoding = f"template={template!r} tie_band={tie_band:g} {rater.traits}"
 
     def rate(self, clips: Sequence[Clip]) -> tuple[torch.Tensor, list[str]]:
-        """[N] in [0, 1], and each in digits."""
+        """Returns [N] scores in [0, 1], and each as a text."""
         values = self._rater.rate([clip.frames[-1] for clip in clips], list(map(self._goal, clips)))
         return torch.from_numpy(values), [f"{value:.4f}" for value in values.tolist()]
 
     def prefer(self, queries: Sequence[Query]) -> tuple[torch.Tensor, list[str]]:
-        """[N] by how much the left side fits better, 0 within the tie band, and both in digits."""
+        """Returns [N] margins by which the left side matches better, 0 within the tie band, and a text for each."""
         sides = [side[-1] for query in queries for side in (query.left, query.right)]
         goals = [goal for query in queries for goal in [self._goal(query)] * 2]
         rated = self._rater.rate(sides, goals).reshape(-1, 2)
         margins = rated[:, 0] - rated[:, 1]
-        # similarities of two views of one state differ by noise; the band calls that no preference
+        # similarities of two views of one state differ by noise, which the tie band ignores
         margins[np.abs(margins) <= self._settings.tie_band] = 0.0
         return torch.from_numpy(margins), [f"left {left:.4f}, right {right:.4f}" for left, right in rated.tolist()]
 
     def share(self, margins: NDArray[np.float64]) -> None:
-        """A difference of similarities is no probability."""
+        """Returns None: a difference of similarities is no probability."""
 
     def _goal(self, item: Query | Clip) -> str | Pixels:
         if item.goal_picture is not None:
@@ -84,7 +84,7 @@ class SimilarityModel:
 
 
 def baseline_reward(states: Units, goals: Units, baseline: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Similarity to the goal with what has nothing to do with the goal partly projected out.
+    """Returns the similarity to the goal after partly projecting out everything unrelated to the goal.
 
     Args:
         states: [N, E] unit vectors of images.
@@ -104,5 +104,5 @@ def baseline_reward(states: Units, goals: Units, baseline: NDArray[np.float64], 
 
 
 def unit(vectors: NDArray[np.float64]) -> Units:
-    """The rows [N, E], each divided by its length."""
+    """Returns the rows [N, E], each divided by its length."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
