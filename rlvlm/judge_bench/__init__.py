@@ -1,1 +1,1 @@
-"""Measures a judge before it is trusted: items with known answers out of the simulators, and what their answers say."""
+"""Measures a judge before it is trusted: items with known answers from simulators, and figures of its answers."""

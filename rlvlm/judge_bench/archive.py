@@ -1,11 +1,11 @@
-"""The file of a frozen suite: a zip of questions and pixels with a hash of both, so that judges are compared on files
-and not on renderers. `frozen` makes items of it.
+"""The file of a frozen suite: a zip of questions and pixels with a hash of both, so that judges are compared on the
+same images whatever renders them. `frozen` makes items of it.
 
-    suite.json      facts, and of each task: name, note, groups of images of one size, SHA-256 of their pixels
-    0.items.jsonl   questions with their truth, one a line, of the first task; 1.items.jsonl of the second, and so on
-    0.pixels        its images one after the other, each less the one before it: what does not move takes no room
+        suite.json      facts; for each task: name, note, groups of images of one size, SHA-256 of their pixels
+        0.items.jsonl   questions of the first task with their truth, one a line; 1.items.jsonl of the second, and so on
+        0.pixels        its images in order, each minus the one before it, so that unchanged pixels compress well
 
-Archives without pixels say what was asked; their hashes are the same. Everything here may be somebody else's.
+Archives without pixels still show the questions; their hashes are the same. All content is untrusted.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ VERSION = 1
 SUFFIX = ".zip"
 MAX_FRAMES = 64
 MAX_TASK_BYTES = 2**29
-"""Pixels of one task, which are in memory together."""
+"""Limit on the pixels of one task, in bytes: they are in memory together."""
 _MAX_TASKS = 1_000
 _HEAD = "suite.json"
 _DAMAGES = (
@@ -42,47 +42,47 @@ FIX = "fetch it anew, or make it with `rlvlm judge-bench freeze`"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchivedTask:
-    """What is asked about one task, and the images that are shown."""
+    """Questions about one task, and the images that they show."""
 
     task: str
     note: str
-    """What stands for the truth where the env measures no progress; empty where it does."""
+    """Substitute for the truth if the env measures no progress; else empty."""
     groups: tuple[tuple[int, int, int], ...]
-    """Number, height and width of the images that follow each other and have one size."""
+    """Number, height and width of consecutive images of one size."""
     pixels: str
-    """SHA-256 of all images [H, W, 3] uint8, one after the other."""
+    """SHA-256 of all images [H, W, 3] uint8, in order."""
     questions: str
     """SHA-256 of the lines of questions."""
 
     @property
     def num_images(self) -> int:
-        """N, of all groups."""
+        """Number of images N over all groups."""
         return sum(number for number, _, _ in self.groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Archive:
-    """A file whose facts were read and checked."""
+    """Frozen suite whose facts were read and checked."""
 
     path: Path
     suite: str
     frames: int
-    """Images of an episode at most."""
+    """Maximum number of images per episode."""
     turns: bool
-    """Whether single turns are scored in place of episodes."""
+    """Whether single turns are scored instead of episodes."""
     tasks: tuple[ArchivedTask, ...]
     digest: str
     """SHA-256 of facts, questions and decoded pixels."""
 
     def task_digest(self, number: int) -> str:
-        """SHA-256 of the questions and pixels of a task."""
+        """Returns the SHA-256 of a task's questions and pixels."""
         return hashlib.sha256(json.dumps(asdict(self.tasks[number]), sort_keys=True).encode()).hexdigest()
 
     def lines(self, number: int) -> Iterator[tuple[str, Any]]:
-        """The questions of a task, each with the place that an error names.
+        """Yields a task's questions, each with its location for error messages.
 
         Raises:
-            UsageError: they cannot be read, or are not those that the hash is of.
+            UsageError: they cannot be read, or do not match their hash.
         """
         member = f"{number}.items.jsonl"
         with _reading(self.path, member) as archive:
@@ -95,15 +95,15 @@ class Archive:
             yield f"{self.path}: {member}, line {line}", value
 
     def images(self, number: int) -> tuple[Frames, ...]:
-        """The images of a task, group by group.
+        """Returns a task's images, group by group.
 
         Raises:
-            UsageError: there are none, they cannot be read, or are not those that the hash is of.
+            UsageError: there are none, they cannot be read, or do not match their hash.
         """
         member, digest, found = f"{number}.pixels", hashlib.sha256(), []
         with _reading(self.path, member) as archive, archive.open(member) as stream:
             for count, height, width in self.tasks[number].groups:
-                # so much and no more: a member may claim any size
+                # bounded read: a member may claim any size
                 content = stream.read(count * height * width * 3)
                 if len(content) != count * height * width * 3:
                     raise ValueError("it is truncated")
@@ -118,10 +118,10 @@ class Archive:
 
 
 def open_archive(path: Path) -> Archive:
-    """The facts of a frozen suite, checked; questions and pixels are checked as they are read.
+    """Reads and checks the facts of a frozen suite; questions and pixels are checked as they are read.
 
     Raises:
-        UsageError: it is none, is damaged, or was altered.
+        UsageError: the file is no frozen suite, is damaged, or was altered.
     """
     with _reading(path, _HEAD) as archive:
         facts = json.loads(_read(archive, _HEAD, MAX_JSON_BYTES))
@@ -139,7 +139,7 @@ def open_archive(path: Path) -> Archive:
 
 
 def _check(archive: Archive) -> None:
-    """Raises ValueError where a fact is out of bounds."""
+    """Raises ValueError if a fact is out of bounds."""
     names = [archive.suite, *(task.task for task in archive.tasks)]
     if not all(isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable() for name in names):
         raise ValueError("a suite or task has no name of a line of text")
@@ -167,16 +167,16 @@ class ArchiveWriter:
     """Writes an archive task by task.
 
     Args:
-        path: of the file.
-        suite: its name.
-        frames: images of an episode at most.
+        path: path of the file.
+        suite: name of the suite.
+        frames: maximum number of images per episode.
         turns: whether single turns are scored.
         has_pixels: False leaves the images out.
     """
 
     def __init__(self, path: Path, suite: str, *, frames: int, turns: bool, has_pixels: bool = True) -> None:
         self.archive = Archive(path=path, suite=suite, frames=frames, turns=turns, tasks=(), digest="")
-        """What was written so far; `digest` is known in the end."""
+        """Facts written so far; `digest` is set at the end."""
         self._has_pixels = has_pixels
 
     @contextmanager
@@ -192,13 +192,13 @@ class ArchiveWriter:
         """Adds a task.
 
         Args:
-            task: its name.
+            task: name of the task.
             note: see `ArchivedTask`.
-            rows: its questions, values of JSON.
-            groups: its images, [N, H, W, 3] of each size.
+            rows: questions, as JSON values.
+            groups: images, one [N, H, W, 3] for each size.
 
         Raises:
-            UsageError: it is more than would be read again.
+            UsageError: it exceeds the limits on reading.
         """
         number, digest = len(self.archive.tasks), hashlib.sha256()
         text = "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows).encode()
@@ -223,7 +223,7 @@ class ArchiveWriter:
             self._write(f"{number}.pixels", b"".join(change.tobytes() for change in changes))
 
     def _write(self, name: str, content: bytes) -> None:
-        # without the time of day: the same suite is the same file
+        # without the time of day: the same suite gives the same file
         self._zip.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
@@ -238,7 +238,7 @@ def _digest(archive: Archive) -> str:
 
 @contextmanager
 def _reading(path: Path, member: str) -> Iterator[zipfile.ZipFile]:
-    """The archive while a member is read; what is wrong is said with file and member."""
+    """Opens the archive to read a member; errors name file and member."""
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             yield archive

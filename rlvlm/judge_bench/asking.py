@@ -1,4 +1,4 @@
-"""Puts items to a judge, in an order that no answer can be guessed from, and keeps what it said."""
+"""Asks a judge about items, in a random order that reveals no answer, and keeps its answers."""
 
 import hashlib
 import time
@@ -17,25 +17,25 @@ from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judges.judge import Judge
 
 ASKED_AT_ONCE = 64
-"""Questions that are drawn and held at once: some 150 MB of clips of eight images."""
+"""Questions that are drawn and held at once: about 150 MB of clips of eight images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The judge's answer to one item, in one order."""
+    """A judge's answer to one item, in one order."""
 
     task: str
     item: int
-    """Its place among the task's items."""
+    """Index of the item within its task."""
     swapped: bool
-    """Whether the sides of a pair were exchanged; label and numbers are of the order that was shown."""
+    """Whether the sides of a pair were exchanged; label and numbers are in the order that was shown."""
     status: str
     label: str = ""
-    """left, right or tie; empty of a score, and where nothing could be read."""
+    """left, right or tie; empty for scores and unreadable answers."""
     value: float = np.nan
-    """The score in [0, 1]; NaN where there is none."""
+    """Score in [0, 1]; NaN if there is none."""
     p: tuple[float, float, float] | None = None
-    """Probabilities of left, right and tie, where the judge gives them."""
+    """Probabilities of left, right and tie, if the judge gives them."""
     text: str = ""
     latency_s: float = 0.0
     tokens: float = np.nan
@@ -45,18 +45,18 @@ class Answer:
 
 
 class KnowsItems(Protocol):
-    """Answers to items themselves, and draws what it needs of them; a `Judge` is shown images."""
+    """Answerer that is given the items themselves and draws what it needs; a `Judge` is shown images."""
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> Sequence[Verdict | Score]:
-        """One for each item, asked with its sides exchanged or not, in order."""
+        """Returns one answer per item, asked with its sides exchanged or not, in order."""
         ...
 
 
 class Reference:
-    """Answers from the truth, or without looking: what every other judge's row is held against.
+    """Answers from the truth, or without looking: the baselines for every judge.
 
     Args:
-        name: oracle, random, left (always the first image; always 0.5).
+        name: oracle, random, or left (always the first image; always 0.5).
     """
 
     def __init__(self, name: Literal["oracle", "random", "left"]) -> None:
@@ -66,7 +66,7 @@ class Reference:
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
         said: list[Verdict | Score] = []
         for item, swapped in asked:
-            # chance follows from the question, so that the same suite always gives the same row
+            # derived from the question, so that the same suite always gives the same row
             key = hashlib.sha256(repr((item.kind, item.case, item.goal, item.truth, swapped)).encode())
             for side in item.sides:
                 key.update(side.tobytes())
@@ -95,10 +95,10 @@ def ask(
 ) -> Iterator[list[Answer]]:
     """Yields the answers to the items of a task, block by block; pairs are asked in both orders, far apart.
 
-    What a judge cannot be asked at all (it only scores, or only compares) is left out, which is logged.
+    Kinds of question that the judge does not support (it only scores, or only compares) are left out, which is logged.
 
     Args:
-        judge: answers.
+        judge: judge to ask.
         made: the items.
         num_frames: of an episode, at most, evenly spread.
         seed: of the order.
@@ -108,7 +108,7 @@ def ask(
         most: only the first so many questions of each kind are asked; None: all.
 
     Raises:
-        JudgeUnavailable: it answers nothing of a block.
+        JudgeUnavailable: every question of a block failed.
     """
     for kind, questions in asking_order(made, seed).items():
         wanted = questions[:most]
@@ -121,10 +121,11 @@ def ask(
 
 
 def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]]:
-    """The questions about a task in the order of asking, `pairs` before `scores`: the place of each item, and whether
-    the sides of a pair are exchanged.
+    """Returns a task's questions in the order of asking, `pairs` before `scores`.
+
+    Each is the index of an item, and whether the sides of a pair are exchanged.
     """
-    rng = np.random.default_rng((seed, zlib.crc32(made.task.encode())))  # no order is the same in two tasks
+    rng = np.random.default_rng((seed, zlib.crc32(made.task.encode())))  # a different order for each task
     places = {
         "pairs": [place for place, item in enumerate(made.items) if item.kind == "pair"],
         "scores": [place for place, item in enumerate(made.items) if item.kind != "pair"],
@@ -133,7 +134,7 @@ def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]
         kind: [(place, swapped) for place in own for swapped in ((False, True) if kind == "pairs" else (False,))]
         for kind, own in places.items()
     }
-    # else a pair's two questions would follow each other
+    # shuffled, or a pair's two questions would follow each other
     return {kind: [asked[place] for place in rng.permutation(len(asked))] for kind, asked in questions.items()}
 
 
@@ -148,7 +149,7 @@ def _ask(
         elapsed = 0.0
     else:
         shown = _draw(made, asked, num_frames)
-        # a block holds one kind alone, so one of the two lists is empty
+        # a block holds only one kind, so one of the two lists is empty
         queries = [
             Query(goal=item.goal, left=s[0], right=s[1]) for (item, _), s in zip(asked, shown, strict=True) if s[1:]
         ]
@@ -190,16 +191,16 @@ def _mean_colour(image: Frames) -> tuple[float, float, float]:
 
 
 def _draw(made: TaskItems, asked: Sequence[tuple[Item, bool]], num_frames: int) -> list[list[Frames]]:
-    """What is shown of each item, one clip per side; all that one camera sees is drawn in one call."""
+    """Draws the images of each item, one clip per side; everything that one camera sees is drawn in one call."""
     shown: list[list[Frames]] = [[] for _ in asked]
     for camera in {item.camera for item, _ in asked}:
         indices = [index for index, (item, _) in enumerate(asked) if item.camera == camera]
         sides = [
-            side[-1:] if num_frames == 1 else spread(side, num_frames)  # of one image alone the end counts
+            side[-1:] if num_frames == 1 else spread(side, num_frames)  # with one image alone, the end counts
             for index in indices
             for side in (asked[index][0].sides[::-1] if asked[index][1] else asked[index][0].sides)
         ]
-        # the same moment is drawn once: controls show those of the item that they were made of
+        # the same moment is drawn once: controls show those of their original
         distinct, inverse = np.unique(np.concatenate(sides), axis=0, return_inverse=True)
         frames = made.draw(distinct, camera)[inverse.ravel()]
         parts = iter(np.split(frames, np.cumsum([len(side) for side in sides])[:-1]))

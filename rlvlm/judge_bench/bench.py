@@ -1,4 +1,4 @@
-"""One judge on one suite: makes the items task by task, asks, and summarises the answers in figures."""
+"""Runs one judge on one suite: makes the items task by task, asks, and summarises the answers in figures."""
 
 import logging
 import resource
@@ -40,21 +40,21 @@ class Measured:
 
     suite: Suite
     stamp: Stamp
-    """Names the judge."""
+    """Identity of the judge."""
     config: JudgeConfig
     num_frames: int
     seed: int
     made: dict[str, TaskItems] = field(default_factory=dict)
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Tasks without answers, and why."""
+    """Tasks without answers, and the reason."""
     items_s: float = 0.0
-    """Time that making the items took."""
+    """Seconds spent on making the items."""
     is_whole: bool = True
-    """Whether all of the suite was asked; False where it was stopped."""
+    """Whether the whole suite was asked; False if the bench was stopped."""
 
     def rows(self, tasks: Sequence[str] | None = None) -> tuple[list[Item], list[Answer]]:
-        """Items and answers, in the order of asking, of some tasks or of all."""
+        """Returns items and answers, in the order of asking, of some tasks or of all."""
         answers = [answer for task in (self.answers if tasks is None else tasks) for answer in self.answers[task]]
         return [self.made[answer.task].items[answer.item] for answer in answers], answers
 
@@ -70,20 +70,20 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
     is_stopped: Callable[[], bool] = lambda: False,
     on_task: Callable[[TaskItems, Sequence[Answer]], None] = lambda made, answers: None,
 ) -> Measured:
-    """Asks a judge about a suite; answers are kept where it breaks or is stopped half way.
+    """Asks a judge about a suite; answers so far are kept if it fails or is stopped half way.
 
     Args:
         suite: the items to ask.
         judge: the judge to ask.
-        config: of it, for the size of the images, the look of the envs and the form of the score.
-        num_frames: most images of an episode that are shown.
-        seed: of items and order.
-        log: takes a line per task.
-        is_stopped: asked between blocks.
-        on_task: is given each task and its answers while it can still be drawn.
+        config: config of the judge, for image size, drawing style of the envs and form of the score.
+        num_frames: maximum number of images shown per episode.
+        seed: seed of items and order.
+        log: called with a line per task.
+        is_stopped: polled between blocks.
+        on_task: called with each task and its answers while its images can still be drawn.
 
     Raises:
-        JudgeUnavailable: nothing at all was answered.
+        JudgeUnavailable: no question at all was answered.
         UsageError: no task of the suite can be played.
     """
     found = Measured(suite=suite, stamp=judge.stamp, config=config, num_frames=num_frames, seed=seed)
@@ -97,11 +97,11 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
             asks_turns=config.score == "utility",
             is_pocket=config.ships_weights,
         )
-        task = made.task  # of a recording the name of its folder
+        task = made.task  # for a recording, the name of its folder
         found.items_s += time.perf_counter() - began
         if made.note:
             log(f"{task}: {made.note}")
-        # the suite goes on without what has no known answers
+        # the suite goes on without tasks that have no known answers
         if not made.items:
             found.left_out[task] = _why_empty(made, is_recording(name))
             log(f"{place} of {len(suite.tasks)}  {task}: left out, {found.left_out[task]}")
@@ -140,19 +140,19 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
 def make_task(
     suite: Suite, task: str, *, size_px: int, seed: int, asks_turns: bool, is_pocket: bool = False
 ) -> TaskItems:
-    """The items of a task, of a recording, or of a file.
+    """Returns the items of a task, of a recording, or of a frozen file.
 
     Args:
-        suite: how many.
-        task: one of its tasks.
-        size_px: side of the images.
-        seed: of play and draws.
-        asks_turns: whether single turns are scored in place of episodes.
-        is_pocket: whether envs are drawn as pocket models know them.
+        suite: sets the number of items.
+        task: one of the suite's tasks.
+        size_px: side length of the images.
+        seed: seed of play and draws.
+        asks_turns: whether single turns are scored instead of episodes.
+        is_pocket: whether envs are drawn in the style that pocket models were trained on.
 
     Raises:
-        UsageError: there is no such task, a file is damaged, or nothing says which recorded episodes succeeded.
-        MachineError: the machine cannot draw it.
+        UsageError: there is no such task, a file is damaged, or it is unknown which recorded episodes succeeded.
+        MachineError: the machine cannot draw the task.
     """
     if suite.frozen is not None:
         return frozen_items(suite.frozen, task, size_px).made
@@ -175,20 +175,20 @@ def freeze(  # noqa: PLR0913 - what is frozen, and how it is shown
     has_pixels: bool = True,
     log: Log = lambda _: None,
 ) -> Archive:
-    """Writes the items of a suite and their images into one file, and returns its facts.
+    """Writes a suite's items and their images into one file, and returns its facts.
 
     Args:
-        suite: what is frozen; tasks of which nothing can be asked are left out.
-        path: of the file.
-        num_frames: most images of an episode, 1 to 64.
-        size_px: side of the images; envs in turns have their own.
-        asks_turns: whether single turns are scored in place of episodes.
-        seed: of play and draws.
-        has_pixels: False writes the questions alone, with the hash of all.
-        log: takes a line per task.
+        suite: suite to freeze; tasks without items are left out.
+        path: path of the file.
+        num_frames: maximum number of images per episode, 1 to 64.
+        size_px: side length of the images; envs in turns have their own.
+        asks_turns: whether single turns are scored instead of episodes.
+        seed: seed of play and draws.
+        has_pixels: False writes the questions alone, with the hash of everything.
+        log: called with a line per task.
 
     Raises:
-        UsageError: nothing of it can be asked, or it is larger than would be read again.
+        UsageError: no task has items, or the file would exceed the limits on reading.
         MachineError: the machine cannot draw a task.
     """
     writer = ArchiveWriter(path, suite.name, frames=num_frames, turns=asks_turns, has_pixels=has_pixels)
@@ -217,7 +217,7 @@ def require_goals(task: str, goals: Iterable[str]) -> None:
     """Checks that a judge can be asked about all of `goals`.
 
     Raises:
-        UsageError: one is empty, too long, or has characters that no prompt takes: nothing would be sent.
+        UsageError: a goal is empty, too long, or has characters that no prompt takes, so that nothing would be sent.
     """
     try:
         for goal in set(goals):
@@ -228,13 +228,13 @@ def require_goals(task: str, goals: Iterable[str]) -> None:
 
 
 def summarise(found: Measured) -> dict[str, Any]:
-    """The row of a bench: what `bench.json` holds.
+    """Returns the bench's row: the content of `bench.json`.
 
     Returns:
-        `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: of all tasks together: `pairs`, `scores`,
-        `published` (others' definitions), `cost`. `tasks`: the first two of each, and its faults. `faults`: of all.
-        `remedies`: ways of asking for labels, the cheapest first. `teacher`: tables by task, and of all. `manifest`:
-        digests and small images by task.
+        `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: over all tasks: `pairs`, `scores`,
+        `published` (definitions of other benches), `cost`. `tasks`: pairs, scores and faults of each. `faults`: over
+        all tasks. `remedies`: ways of asking for labels, the cheapest first. `teacher`: tables by task, and over all.
+        `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
     graded = {task: grade(*found.rows([task]), found.num_frames) for task in found.answers}
@@ -273,7 +273,7 @@ def summarise(found: Measured) -> dict[str, Any]:
 
 
 def _all_faults(together: Graded, by_task: Mapping[str, Graded]) -> list[Fault]:
-    """Faults of the answers to all tasks together, then those that only the answers to one task show, with its name."""
+    """Returns the faults over all tasks together, then faults of single tasks that the whole does not show."""
     found, names = list(together.faults), {fault.name for fault in together.faults}
     alone: dict[str, dict[str, Fault]] = {}
     for task, own in by_task.items():
@@ -286,7 +286,7 @@ def _all_faults(together: Graded, by_task: Mapping[str, Graded]) -> list[Fault]:
 
 
 def _gpu_bytes() -> int | None:
-    """Most memory of a GPU that this process took; None where it has none."""
+    """Returns the peak GPU memory of this process in bytes; None without a GPU."""
     torch = sys.modules.get("torch")  # a judge behind an API never imported it
     if torch is None or not torch.cuda.is_available():
         return None

@@ -1,4 +1,4 @@
-"""Changes to images: those that leave the truth as it is, by which a judge is asked again, and noise in their place."""
+"""Image changes: retests that keep the truth, and noise instead of images."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -9,33 +9,33 @@ from rlvlm.core.steps import Frames
 from rlvlm.judge_bench.items import Item
 
 FADED = 0.8
-"""Contrast that is left of a faded image: the goal is seen as well as before."""
+"""Contrast of a faded image relative to the original: the goal stays as visible as before."""
 _LIGHT = 15
-"""Grey levels by which an image is made brighter."""
+"""Grey levels added to a brighter image."""
 _SHIFT = 0.02
-"""Share of an image's sides by which it is moved to the right and down."""
+"""Share of an image's sides by which it is shifted to the right and down."""
 
 
 def faded(frames: Frames) -> Frames:
-    """The same images with less contrast, as bright as before."""
+    """Returns the images with less contrast and the same mean brightness."""
     middle = frames.mean((1, 2, 3), keepdims=True)
     return (middle + FADED * (frames - middle)).round().astype(np.uint8)
 
 
 def brighter(frames: Frames) -> Frames:
-    """The same images with a little more light; what is white stays white."""
+    """Returns the images a little brighter; white stays white."""
     return np.minimum(frames.astype(np.int16) + _LIGHT, 255).astype(np.uint8)
 
 
 def shifted(frames: Frames) -> Frames:
-    """The same images, moved to the right and down by a fiftieth of their sides; their edges are repeated."""
+    """Returns the images shifted right and down by a fiftieth of their sides, with their edges repeated."""
     down, right = (max(1, round(_SHIFT * side)) for side in frames.shape[1:3])
     padded = np.pad(frames, ((0, 0), (down, 0), (right, 0), (0, 0)), mode="edge")
     return padded[:, : frames.shape[1], : frames.shape[2]]
 
 
 def mirrored(frames: Frames) -> Frames:
-    """The same images, left to right."""
+    """Returns the images mirrored left to right."""
     return np.ascontiguousarray(frames[:, :, ::-1])
 
 
@@ -45,17 +45,17 @@ CHANGES: dict[str, Callable[[Frames], Frames]] = {
     "shifted": shifted,
     "mirrored": mirrored,
 }
-"""By name; besides there is `noise`."""
+"""Changes by name; `noise` is handled separately."""
 _ONE_SIDED = {"faded": True, "brighter": False}
-"""Changes to one side of a pair: the nearer one where true, else the farther one. A judge that goes by it errs."""
+"""Changes to one side of a pair: True changes the nearer side, False the farther. A judge that follows them errs."""
 
 
 def changed(item: Item, sides: Sequence[Frames]) -> list[Frames]:
-    """What is shown of the `sides` [L, H, W, 3] of an item, in the item's own order."""
+    """Returns the images shown for the `sides` [L, H, W, 3] of an item, in the item's own order."""
     if not item.change:
         return list(sides)
     if item.change == "noise":
-        # of the item's content: a question that is asked again shows the same noise
+        # seeded by the item's content: a repeated question shows the same noise
         seed = int.from_bytes(hashlib.sha256(item.sides[0].tobytes()).digest()[:8], "big")
         return [np.random.default_rng(seed).integers(0, 256, frames.shape, np.uint8) for frames in sides]
     change = CHANGES[item.change]

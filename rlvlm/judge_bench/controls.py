@@ -1,4 +1,4 @@
-"""Controls and retests: items that are made of others, whose right answer follows from theirs."""
+"""Controls and retests: items made from others, with a right answer that follows from theirs."""
 
 import re
 from collections.abc import Sequence
@@ -10,25 +10,24 @@ import numpy as np
 from rlvlm.judge_bench.items import Item
 
 REWORDED = "your task: "
-"""Stands in front of a goal that is put in other words: it fits any goal of a user's own."""
+"""Prefix that rewords a goal: it fits any goal of a user's own."""
 FAILURES = ("reversed", "undone", "other task", "other goal", "still", "noise")
-"""Controls of a score that must not be called a success: the success backwards, to its end and back to its start, under
-the instruction of another task, under another goal of the same scene, its first image alone, and noise in place of
-images. Besides there is `jump`, the first image until the last, which is the success's own: it was not played so, but
-the goal is reached in it."""
+"""Controls of a score that must not be called a success: the success backwards, to its end and back to its start,
+under the instruction of another task, under another goal of the same scene, its first image alone, and noise instead
+of images. In addition `jump` shows the first image until the last, which is the success's own: it was not played
+like that, but it reaches the goal."""
 RETESTS = ("brighter", "shifted", "reworded", "other camera", "mirrored")
-"""Changes that leave the truth as it is: a little more light (of a pair on the farther side alone), a shift by a few
-pixels, the goal in other words, another camera where there is one, and left and right exchanged where neither the env
-nor the goal knows one from the other."""
+"""Changes that keep the truth: a little more light (for a pair on the farther side alone), a shift by a few pixels,
+a reworded goal, another camera if there is one, and a mirror image if neither env nor goal tells left from right."""
 _SIDES = re.compile(r"\b(left|right|(counter|anti)?-?clockwise|east|west)", re.IGNORECASE)
-"""Words of a goal that knows left from right."""
+"""Words of a goal that tells left from right."""
 
 
 def pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.random.Generator) -> list[Item]:
-    """One image twice, pairs under the instruction of another task, and pairs whose nearer side has faded."""
+    """Returns pairs of one image twice, pairs under another task's instruction, and pairs whose nearer side faded."""
     if not pairs:
         return []
-    # twice as many under another instruction: only those whose own label is decided count
+    # twice as many under another instruction: only those with a decided original label count
     chosen = rng.permutation(len(pairs))[: 2 * count].tolist()
     twice = [
         replace(
@@ -46,14 +45,14 @@ def pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ran
 
 
 def score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: str, goals: Sequence[str]) -> list[Item]:
-    """Controls made of the first `count` successes among `scored`, whose places begin at `begin`.
+    """Returns controls made from the first `count` successes among `scored`.
 
     Args:
         scored: turns or videos.
-        begin: place of the first of them among the task's items.
-        count: of the successes.
-        elsewhere: the goal of another task.
-        goals: of the same scene; the first that is not the item's own is taken.
+        begin: index of the first of `scored` among the task's items.
+        count: number of successes.
+        elsewhere: goal of another task.
+        goals: goals of the same scene; the first that differs from the item's own is used.
     """
     controls: list[Item] = []
     for place, item in [(begin + place, item) for place, item in enumerate(scored) if item.success][:count]:
@@ -79,8 +78,8 @@ def score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: st
 def retests(
     items: Sequence[Item], count: int, cameras: Sequence[str], is_symmetric: bool, rng: np.random.Generator
 ) -> list[Item]:
-    """All episodes or turns once more, and up to `count` pairs for each of `RETESTS`, each under one of these; some of
-    them mirrored besides. Nothing where `count` is 0.
+    """Returns all episodes or turns once more, and up to `count` pairs for each of `RETESTS`, each under one of these
+    changes; some are mirrored in addition. Empty if `count` is 0.
     """
     if not count:  # a person is asked everything once
         return []
@@ -100,12 +99,12 @@ def retests(
             goal = f"{REWORDED}{item.goal}" if change["case"] == "reworded" else item.goal
             found.append(replace(item, goal=goal, source=index, **change))
     if is_symmetric:
-        # pairs from the other end of the order: as a rule those that were not asked again above
+        # pairs from the other end of the order, mostly not asked again above
         sided = [*order[::-1][:count], *scored[:: len(changes)]]
         found += [
             replace(items[index], case="mirrored", change="mirrored", source=index)
             for index in sided
-            if not _SIDES.search(items[index].goal)  # the name of an action knows them too, as in `turn left`
+            if not _SIDES.search(items[index].goal)  # the name of an action may tell them apart too, as in `turn left`
             and not _SIDES.search(items[index].action)
         ]
     return found

@@ -1,7 +1,7 @@
-"""Entries of a table of judges: one small JSON file a judge, whose figures are computed anew from its answers.
+"""Entries of a table of judges: one small JSON file per judge, with figures recomputed from its answers.
 
-An entry is about a frozen suite: it names the hash, and has the answers in the order of asking. Questions, truth and
-colours come from the suite's file, so that no entry can say what was true. Everything here may be somebody else's.
+An entry belongs to a frozen suite: it names the suite's hash, and has the answers in the order of asking. Questions,
+truth and colours come from the suite's file, so that no entry can claim its own truth. All content is untrusted.
 """
 
 import json
@@ -26,16 +26,16 @@ from rlvlm.judges.config import JudgeConfig, ScoreMode
 VERSION = 1
 ENTRY_FILE = "entry.json"
 SHOWN = {"accuracy": "pairs", "undecided": "pairs", "consistent": "pairs", "auc": "scores", "voc": "scores"}
-"""Figures of an entry, and the kind of question that they are of."""
+"""Figures of an entry, with the kind of question behind each."""
 COSTS = ("answers_per_s", "usd_per_1000")
-"""What an entry says of its own machine and bill: nothing else follows from no answer."""
+"""Figures of an entry's own machine and bill, which cannot be recomputed from its answers."""
 ALL = "all tasks"
 _MAX_BYTES = 4 * 2**20
 _LETTERS = {
     "l": (Status.OK, Label.LEFT), "r": (Status.OK, Label.RIGHT), "t": (Status.NO_PREFERENCE, Label.TIE),
     "x": (Status.INVALID, None), "f": (Status.FAILED, None),
 }  # fmt: skip
-"""Answers to pairs, one letter each: left, right, tie, unreadable, failed."""
+"""Letters for answers to pairs: left, right, tie, unreadable, failed."""
 _NO_SCORES = {"x": Status.INVALID, "f": Status.FAILED}
 _DIGITS = 6
 _EXACT = 1e-5
@@ -43,7 +43,7 @@ _EXACT = 1e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """A frozen suite without its images."""
+    """Frozen suite without its images."""
 
     archive: Archive
     tasks: Mapping[str, FrozenItems]
@@ -55,18 +55,18 @@ class Entry:
 
     name: str
     row: Mapping[str, Any]
-    """As of `bench.summarise`, with `prediction`; all of it follows from the answers but for the cost."""
+    """Row as returned by `bench.summarise`, with `prediction`; all but its cost is computed from the answers."""
     figures: Mapping[str, Any]
-    """As of `figures_of`."""
+    """Figures as returned by `figures_of`."""
     cost: Mapping[str, float | None]
-    """By `COSTS`; None where it was not reported."""
+    """Figures named in `COSTS`; None if not reported."""
 
 
 def read_questions(path: Path) -> Questions:
-    """The questions of a frozen suite; its images are not needed.
+    """Returns the questions of a frozen suite; its images are not needed.
 
     Raises:
-        UsageError: it is damaged or was altered.
+        UsageError: the file is damaged or was altered.
     """
     archive = open_archive(path)
     return Questions(
@@ -78,9 +78,9 @@ def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]
     """What `ENTRY_FILE` holds of a judge that was asked about a frozen suite, a person about the first questions of it.
 
     Args:
-        found: its answers.
-        name: what the table calls it; empty: its stamp.
-        questions: of the suite.
+        found: answers of the judge.
+        name: name in the table; empty for the judge's stamp.
+        questions: questions of the suite.
     """
     answers: dict[str, Any] = {}
     letters = {str(label or status): letter for letter, (status, label) in _LETTERS.items()}
@@ -109,12 +109,12 @@ def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]
         "cost": {key: cost[key] for key in COSTS},
         "answers": answers,
     }
-    # from what is written, and not from what was answered: numbers are rounded
+    # from the rounded numbers in the entry, and not from the original answers
     return value | {"figures": figures_of(_row(_measured(value, questions)))}
 
 
 def entry_text(value: Mapping[str, Any]) -> str:
-    """An entry as JSON, with what belongs to one task on one line: a diff can be read."""
+    """Returns an entry as JSON with one line per task, so that diffs are readable."""
     lines = []
     for key, part in value.items():
         text = json.dumps(part, allow_nan=False)
@@ -126,10 +126,10 @@ def entry_text(value: Mapping[str, Any]) -> str:
 
 
 def read_entry(path: Path, questions: Questions) -> Entry:
-    """A judge of the table, its figures computed from its answers.
+    """Reads a judge of the table, and computes its figures from its answers.
 
     Raises:
-        UsageError: it is no entry, is about other items, or its figures do not follow from its answers.
+        UsageError: the file is no entry, is about other items, or its figures do not follow from its answers.
     """
     fix = "rlvlm judge-bench FILE.zip writes one"
     try:
@@ -157,8 +157,8 @@ def read_entry(path: Path, questions: Questions) -> Entry:
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry claims: of all tasks together, and of each, value and 95 % interval of `SHOWN` (None where nothing
-    was asked), and the grade of each kind of question; and the names of the faults.
+    """Returns an entry's figures: for all tasks together and for each, value and 95 % interval of `SHOWN` (None if
+    nothing was asked) and the grade of each kind of question; and the names of the faults.
     """
     parts = {ALL: row["figures"], **row["tasks"]}
     found: dict[str, Any] = {"faults": sorted(fault["name"] for fault in row["faults"])}
@@ -180,10 +180,10 @@ def _row(found: Measured) -> dict[str, Any]:
 
 
 def _measured(value: Mapping[str, Any], questions: Questions) -> Measured:
-    """The answers of an entry as the bench has them.
+    """Returns an entry's answers in the form of the bench.
 
     Raises:
-        ValueError, TypeError, KeyError: they do not fit the questions, or are none.
+        ValueError, TypeError, KeyError: they do not fit the questions, or are malformed.
     """
     stamp = value["judge"]
     if not all(isinstance(text, str) and len(text) <= 2_000 and text.isprintable() for text in stamp.values()):
@@ -210,7 +210,7 @@ def _measured(value: Mapping[str, Any], questions: Questions) -> Measured:
 def _answers(
     given: Mapping[str, Any], frozen: FrozenItems, order: Mapping[str, Sequence[tuple[int, bool]]]
 ) -> Iterator[Answer]:
-    """The answers to a task; errors as of `_measured`."""
+    """Yields the answers to a task; raises as `_measured` does."""
     task, probabilities = frozen.made.task, given.get("p") or [None] * len(given["pairs"])
     for kind in ("pairs", "scores"):
         # a judge that only scores, or only compares, leaves the other kind out
@@ -253,7 +253,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _different(claimed: Any, own: Any, place: Sequence[str]) -> Iterator[tuple[Sequence[str], Any, Any]]:
-    """Where two values of JSON differ by more than rounding: the place, and both."""
+    """Yields the differences beyond rounding between two JSON values: the path, and both values."""
     if isinstance(own, dict) and isinstance(claimed, dict) and claimed.keys() == own.keys():
         for key, part in own.items():
             yield from _different(claimed[key], part, (*place, key))

@@ -1,4 +1,4 @@
-"""Grades a judge's answers: figures, and what is wrong by rules over them, in the words that a report says."""
+"""Grades a judge's answers: figures, and faults found by rules over them, in words for a report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,19 +25,19 @@ from rlvlm.judge_bench.items import HACKED, Item
 from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
 
 MIN_ITEMS = 12
-"""Answers below which nothing is concluded from a share of them."""
+"""Minimum number of answers for a conclusion from a share of them."""
 MIN_CONTROLS = 6
-"""Controls below which nothing is concluded: their score is the same to a hundredth, which chance does not give."""
+"""Minimum number of controls for a conclusion: scores that agree to a hundredth do not happen by chance."""
 _OF_A_SIDE = 0.6
-"""A side that is named surely more often than this, whatever is shown on it, is preferred."""
+"""Share of answers for one side, by the lower end of its interval, above which that side counts as preferred."""
 _FOOLED = 1 / 3
-"""If surely more of the near misses are called successes, or of the labels follow contrast, a policy is paid for it."""
+"""Share of near misses called successes, or of labels that follow contrast, above which a judge is exploitable."""
 _SMALL_GAPS = (0.5, 0.4, 0.3)
-"""Gaps in progress below which a judge may know nothing, the widest first."""
+"""Gaps in progress below which a judge's accuracy is tested separately, the widest first."""
 _MAX_UNREAD = 0.2
-"""Share of answers that may be unreadable."""
+"""Tolerated share of unreadable answers."""
 _RETEST_GAP = 0.2
-"""Gap below which mistakes do not count: near a tie any judge makes the same one again."""
+"""Gap in progress below which mistakes do not count: near a tie any judge repeats them."""
 _COLOURS: dict[str, tuple[str, tuple[float, float, float]]] = {
     "brighter": ("brightness", (1 / 3, 1 / 3, 1 / 3)),
     "darker": ("darkness", (-1 / 3, -1 / 3, -1 / 3)),
@@ -45,7 +45,7 @@ _COLOURS: dict[str, tuple[str, tuple[float, float, float]]] = {
     "greener": ("greenness", (-0.5, 1, -0.5)),
     "bluer": ("blueness", (-0.5, -0.5, 1)),
 }
-"""What an image may be preferred for, as a weighted sum of its mean red, green and blue."""
+"""Appearances that a judge may prefer, as weights of an image's mean red, green and blue."""
 _RETESTED = {
     "brighter": "the images have more light",
     "shifted": "the images are moved by a few pixels",
@@ -60,9 +60,10 @@ _PAID = {
     "still": ("scores an episode as high in which nothing happens", True),
     "noise": ("scores noise as high as a success", False),
 }
-"""Controls that must score less than the success that they are made of: the fault, and whether a policy can play such
-clips. Noise cannot be played. Nor, as a rule, can the success of another task, whose rule is a fault of its own: a
-judge that ignores the instruction still teaches a task in which there is nothing else to do.
+"""Controls that must score less than their original success: the fault, and whether a policy can play such clips.
+
+Noise cannot be played. Nor usually can the success of another task, which has its own rule: a judge that ignores the
+instruction can still teach a task whose scene has no other goal.
 """
 _NO_SUCCESSES = {
     "near miss": "near misses",
@@ -76,27 +77,27 @@ _ASKED: dict[Literal["pairs", "scores"], str] = {"pairs": "", "scores": " when i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One thing that is wrong."""
+    """A fault of a judge."""
 
     name: str
-    """E.g. `prefers the left image`."""
+    """Name, e.g. `prefers the left image`."""
     evidence: str
-    """The figures behind it, in words."""
+    """Figures behind it, in words."""
     is_fatal: bool = False
-    """Whether a run with this judge does not start: its answers say nothing about the goal."""
+    """Whether runs with this judge are refused: its answers say nothing about the goal."""
     kind: Literal["pairs", "scores", ""] = ""
     """Kind of question, pairs or scores; empty for both."""
     is_exploitable: bool = False
-    """Whether a policy can play what is paid by mistake, so that training may teach it that."""
+    """Whether a policy can produce what is rewarded by mistake, so that training may teach it."""
     is_limiting: bool = False
-    """Whether no training run is known with a judge that errs like this, so that its worth predicts nothing."""
+    """Whether no training run with such a judge is known, so that its worth predicts nothing."""
     tasks: tuple[str, ...] = ()
-    """Tasks whose own answers show it; empty where the answers to all tasks together do."""
+    """Tasks whose own answers show the fault; empty if the answers to all tasks together do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graded:
-    """Figures and faults of answers: a bench's, a preflight's, or the labels that a run was given."""
+    """Figures and faults of a bench's, a preflight's or a run's answers."""
 
     pairs: Figures
     """Figures as `pair_figures` returns them."""
@@ -106,20 +107,20 @@ class Graded:
 
 
 def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min_auc: float | None = None) -> Graded:
-    """Figures and faults of the judge that gave `answers` to `items`, both [N] in the order of asking.
+    """Returns figures and faults of the judge that gave `answers` to `items`, both [N] in the order of asking.
 
     Args:
-        items: of the answers.
-        answers: of one judge.
-        num_frames: most images of an episode that it was shown; of one or two no more can be said.
-        min_auc: below this area under the curve successes and failures count as not distinguished, in [0.5, 1]; None:
-            where chance may have given the area.
+        items: items of the answers.
+        answers: answers of one judge.
+        num_frames: maximum number of images shown per episode; with one or two, fewer faults can be found.
+        min_auc: area under the curve below which successes and failures count as not distinguished, in [0.5, 1]; None:
+            an area that chance may give.
     """
     compared, scored = pair_figures(items, answers), score_figures(items, answers)
     rows = list(zip(items, answers, strict=True))
     pairs = [(item, answer) for item, answer in rows if item.kind == "pair"]
     scores = [(item, answer) for item, answer in rows if item.kind != "pair" and np.isfinite(answer.value)]
-    # the lower end of an interval must pass each bound: a few answers by chance condemn no judge
+    # the lower end of an interval must pass each bound, so that no judge is condemned by a few chance answers
     found = [
         _side(pairs),
         *_colours(pairs, scores),
@@ -154,8 +155,8 @@ def _side(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
 
 
 def _colours(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
-    """Follows brightness or a colour where the truth says otherwise: among pairs whose brighter side is the wrong one,
-    or scores that go with brightness far more than with progress.
+    """Finds faults of following brightness or a colour against the truth: among pairs whose brighter side is wrong, or
+    in scores that correlate with brightness far more than with progress.
     """
     decided = [
         (item, answer)
@@ -168,14 +169,14 @@ def _colours(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, 
     found: list[tuple[float, Fault]] = []
     for name, (_, weights) in _COLOURS.items():
         towards = np.sign(gains @ weights)
-        # of pairs alone whose brighter side is wrong: in the others it is the right answer
+        # only pairs whose brighter side is wrong: in the others it is the right answer
         misled = (towards == said) != is_right
         wrong = share(int((misled & ~is_right).sum()), int(misled.sum()))
         if wrong and wrong["count"] >= MIN_ITEMS and wrong["low"] > _OF_A_SIDE:
             text = f"names it in {wrong['value']:.0%} of {wrong['count']} answers where it is the wrong side"
             fault = Fault(name=f"chooses the {name} image", evidence=text, kind="pairs", is_exploitable=True)
             found.append((float((towards == said).mean()), fault))
-    # noise is grey on average, and no judge of brightness could go by it
+    # noise is grey on average, so brightness cannot explain its score
     shown = [(item, answer) for item, answer in scores if answer.colours and item.case != "noise"]
     best = [max(found, key=lambda each: each[0])[1]] if found else []  # red things are dark, too
     if len(shown) < 2 * MIN_ITEMS:
@@ -185,7 +186,7 @@ def _colours(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, 
     with_truth = rank_correlation(values, [item.truth[0] for item, _ in shown])
     with_colour = {name: rank_correlation(values, colours @ weights) for name, weights in _COLOURS.values()}
     name = max(with_colour, key=lambda name: with_colour[name])
-    # in some scenes progress itself brightens the image, so it must go with light far more than with the truth
+    # in some scenes progress itself brightens the image, so the correlation with light must be far larger
     if with_colour[name] > 0.9 and with_colour[name] > abs(with_truth) + 0.2:
         text = f"rank correlation {with_colour[name]:.2f} with that of the last image, {with_truth:.2f} with progress"
         best.append(Fault(name=f"scores by {name}", evidence=text, kind="scores", is_exploitable=True))
@@ -193,8 +194,8 @@ def _colours(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, 
 
 
 def _controlled_pairs(pairs: Sequence[tuple[Item, Answer]], *cases: str) -> list[tuple[Item, Answer, Answer]]:
-    """Controls or retests of these cases whose own pair was decided: each with the pair's answer in the same order of
-    sides, and with its own.
+    """Returns controls or retests of these cases whose original pair was decided: each with the original's answer in
+    the same order of sides, and with its own.
     """
     own = {(answer.task, answer.item, answer.swapped): answer for _, answer in pairs}
     rows = [
@@ -202,7 +203,7 @@ def _controlled_pairs(pairs: Sequence[tuple[Item, Answer]], *cases: str) -> list
         for item, answer in pairs
         if item.case in cases and (answer.task, item.source, answer.swapped) in own
     ]
-    # a judge that saw no difference in the pair itself is expected to see none in its control
+    # a judge that saw no difference in the original is expected to see none in its control
     return [row for row in rows if row[1].label in ("left", "right")]
 
 
@@ -220,7 +221,7 @@ def _follows(pairs: Sequence[tuple[Item, Answer]], case: str, what: str, where: 
     turned = share(sum(outcome_of(item, control) == "wrong" for item, _, control in rows), len(rows))
     outcomes = [outcome_of(item, answer) for item, answer in pairs if item.case == "pair"]
     errors = share(outcomes.count("wrong"), outcomes.count("wrong") + outcomes.count("right"))
-    # a judge that guesses now and then turns round as often without any change
+    # a judge that guesses sometimes changes its label as often without any change
     if turned and errors and turned["count"] >= MIN_ITEMS and turned["low"] > max(_FOOLED, errors["high"]):
         text = f"{turned['value']:.0%} of {turned['count']} right labels turn wrong where {where}"
         return Fault(name=f"follows {what}", evidence=text, kind="pairs", is_exploitable=True)
@@ -228,12 +229,12 @@ def _follows(pairs: Sequence[tuple[Item, Answer]], case: str, what: str, where: 
 
 
 def _changes(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[float]:
-    """By how much scores changed from the item that a control was made of."""
+    """Returns the absolute changes of scores from original to control."""
     return [abs(control - own) for own, control, _ in _controlled(scores, *cases)]
 
 
 def _controlled(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[tuple[float, float, str]]:
-    """For each control of these cases, the score of the item that it was made of, its own, and the task."""
+    """Returns, for each control of these cases, the score of its original, its own score, and the task."""
     values = {(answer.task, answer.item): answer.value for _, answer in scores}
     return [
         (values[answer.task, item.source], answer.value, answer.task)
@@ -243,7 +244,7 @@ def _controlled(scores: Sequence[tuple[Item, Answer]], *cases: str) -> list[tupl
 
 
 def _by_task(scores: Sequence[tuple[Item, Answer]]) -> dict[str, NDArray[np.float64]]:
-    """`success_table` of each task that has successes and others."""
+    """Returns the `success_table` of each task that has both successes and failures."""
     tasks = dict.fromkeys(answer.task for _, answer in scores)
     tables = {task: success_table([row for row in scores if row[1].task == task]) for task in tasks}
     return {task: table for task, table in tables.items() if len(set(table[:, 1])) == 2}
@@ -264,11 +265,12 @@ def _paid_controls(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
 
 
 def _claims(scores: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer, bool]]:
-    """Scored episodes with their answers, and whether these call them successes, by the threshold that is best for the
-    task. Tasks in which nothing is told apart are left out.
+    """Returns scored episodes with their answers, and whether these pass the best threshold for the task.
+
+    Tasks whose successes and failures are not distinguished are left out.
     """
     found = {task: best_threshold(table[:, 0], table[:, 1] > 0) for task, table in _by_task(scores).items()}
-    # where nothing is told apart, which is another fault, any threshold is as good
+    # without any distinction, which is another fault, all thresholds are equal
     thresholds = {task: threshold for task, (threshold, youden) in found.items() if youden > 0}
     return [
         (item, answer, answer.value >= thresholds[answer.task])
@@ -291,7 +293,7 @@ def _called_successes(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
 
 
 def _retests(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
-    """Mistakes that come again under every change, and changes under which more mistakes are made."""
+    """Finds mistakes that recur under every change, and changes under which more mistakes are made."""
     decided = ("right", "wrong")
     compared = [
         (item, outcome_of(item, own) == "wrong", outcome_of(item, again) == "wrong")
@@ -312,7 +314,7 @@ def _retests(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, 
         repeated = share(sum(again), len(again))
         if repeated and len(again) >= max(min_count, 0.1 * len(rows)) and repeated["low"] > 0.5:
             text = f"{repeated['value']:.0%} of {len(again)} wrong answers stay wrong where the truth does not change"
-            # a policy learns to produce what is always taken for better than it is
+            # a policy learns to produce what is always overrated
             name = f"makes the same mistakes again{_ASKED[kind]}"
             found.append(Fault(name=name, evidence=text, kind=kind, is_exploitable=True))
         before = share(sum(was_wrong for _, was_wrong, _ in rows), len(rows))
@@ -335,8 +337,8 @@ def _scores_without_instruction(scores: Sequence[tuple[Item, Answer]]) -> Fault 
 
 
 def _seen_images(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    """Whether one image of an episode decides: the first, the last, or the best one."""
-    # of episodes alone: single images have no other frames, and a judge of one answer is another fault
+    """Finds the fault that one image of an episode decides its score: the first, the last, or the best one."""
+    # only episodes: single images have no other frames, and constant scores are another fault
     values = [answer.value for item, answer in scores if item.case != "track"]
     if not values or np.std(values) <= ALIKE:
         return None
@@ -346,7 +348,7 @@ def _seen_images(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
         same = share(sum(change <= ALIKE for change in changes), len(changes))
         if same and same["count"] >= MIN_CONTROLS and same["low"] > 0.6:
             found[case] = f"{same['value']:.0%} of {same['count']}"
-    # the first images of `jump` and `still` are the first one; `undone` and `reversed` end with it
+    # in `jump` and `still` all early images are the first one; `undone` and `reversed` end with it
     if {"jump", "still"} <= found.keys() and "reversed" not in found:
         text = f"{found['still']} scores stay the same where all images are the first one"
         return Fault(name="sees the first image only", evidence=text, kind="scores", is_fatal=True)
@@ -360,7 +362,7 @@ def _seen_images(scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
 
 
 def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    """Answers go with the answer before, though the order of asking is drawn at random."""
+    """Finds the fault that answers repeat the previous answer, although the order of asking is random."""
     labels = [(answer.task, answer.label) for _, answer in pairs if answer.label]
     values = [(answer.task, f"{answer.value:.9f}") for _, answer in scores]
     for what, given in (("labels", labels), ("scores", values)):
@@ -369,7 +371,8 @@ def _copies(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, A
         count = sum(len(sequence) - 1 for sequence in tasks)
         if count < 4 * MIN_ITEMS:
             continue
-        # by chance an answer meets its like as often as the like is given in that task; one of a kind meets none
+        # by chance an answer equals its predecessor as often as its value is given in that task; a unique one never
+        # does
         chance = (
             sum((n * (n - 1)) / max(len(sequence), 1) for sequence in tasks for n in Counter(sequence).values()) / count
         )
@@ -393,10 +396,10 @@ def _tells_no_success(
     scores: Sequence[tuple[Item, Answer]], area: Figures | None, min_auc: float | None
 ) -> Fault | None:
     table = success_table(scores)
-    # a bench says what may be chance; a preflight is given a bound: among dozens of items much may be chance
+    # a bench tests against chance; a preflight is given a bound, since with dozens of items chance explains much
     if min_auc is None:
         is_told = area is None or len(table) < 2 * MIN_ITEMS or area["low"] > 0.5
-    else:  # where a bound is set, an unknown area counts as too small; no scores at all are another fault
+    else:  # with a bound, an unknown area counts as too small; no scores at all are another fault
         is_told = not scores or (area is not None and area["value"] >= min_auc)
     if is_told:
         return None
@@ -434,7 +437,7 @@ def _knows_nothing(right: Figures | None) -> Fault | None:
     if right["high"] < 0.5:
         name = "prefers the side that is farther from the goal"
         return Fault(name=name, evidence=text, kind="pairs", is_fatal=True)
-    # four times as many as elsewhere, since this alone stops a run
+    # four times the usual minimum, since this alone stops a run
     if right["count"] < 4 * MIN_ITEMS:
         return None
     text += ", which chance may give"
@@ -442,7 +445,7 @@ def _knows_nothing(right: Figures | None) -> Fault | None:
 
 
 def _small_gaps(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
-    """Only knows what is easy: within small gaps it guesses, or has no preference."""
+    """Finds the fault that a judge knows only easy pairs: at small gaps it guesses, or has no preference."""
     for bound in _SMALL_GAPS:
         outcomes = [outcome_of(item, answer) for item, answer in pairs if item.case == "pair" and abs(item.gap) < bound]
         count = {name: outcomes.count(name) for name in ("right", "wrong", "undecided")}
@@ -452,7 +455,7 @@ def _small_gaps(pairs: Sequence[tuple[Item, Answer]]) -> Fault | None:
         if silent and silent["count"] >= 2 * MIN_ITEMS and silent["low"] > 0.7:
             text = f"no preference in {silent['value']:.0%} of {silent['count']} answers {what}"
             return Fault(name="sees no difference at small gaps", evidence=text, kind="pairs", is_limiting=True)
-        # surely less than seven of ten: few answers of a judge that is right in eight of ten look like chance
+        # surely below 0.7: few answers of a judge that is right in eight of ten look like chance
         if right and right["count"] >= 2 * MIN_ITEMS and right["low"] <= 0.5 and right["high"] < 0.7:
             text = f"{right['value']:.0%} of {right['count']} decided labels {what} are right, which chance may give"
             name = "does not tell nearer from farther at small gaps"

@@ -1,4 +1,4 @@
-"""Figures of answers: pure functions of items and answers. NaN and None stand for questions that were not asked."""
+"""Figures of answers, as pure functions of items and answers. NaN and None stand for questions that were not asked."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ _SWAP = {"left": "right", "right": "left", "tie": "tie"}
 
 
 def share(hits: int, count: int) -> Figures | None:
-    """A share with Wilson's 95 % interval and its count; None of nothing."""
+    """Returns a share with Wilson's 95 % interval and its count; None if the count is 0."""
     if not count:
         return None
     low, high = wilson_interval(hits, count)
@@ -37,9 +37,9 @@ def share(hits: int, count: int) -> Figures | None:
 
 
 def resampled(values: Floats, statistic: Callable[[Floats], float]) -> Figures | None:
-    """A statistic of rows [N, ...] with its 95 % bootstrap interval over the rows; None where it is not finite.
+    """Returns a statistic of rows [N, ...] with its 95 % bootstrap interval over the rows; None if it is not finite.
 
-    The draws are always the same, so that a report says the same each time.
+    The draws are seeded, so that a report never changes.
     """
     if not len(values) or not math.isfinite(value := float(statistic(values))):
         return None
@@ -52,7 +52,7 @@ def resampled(values: Floats, statistic: Callable[[Floats], float]) -> Figures |
 
 
 def rank_correlation(left: ArrayLike, right: ArrayLike) -> float:
-    """Spearman's, in [-1, 1]; 0 where one of the two is constant, which orders nothing."""
+    """Returns Spearman's rank correlation, in [-1, 1]; 0 if either input is constant, which orders nothing."""
     ranks = average_ranks(left), average_ranks(right)
     if any(np.ptp(rank) == 0 for rank in ranks):
         return 0.0
@@ -60,15 +60,15 @@ def rank_correlation(left: ArrayLike, right: ArrayLike) -> float:
 
 
 def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """How a judge compares: of `answers` [N] to `items` [N], those to pairs.
+    """Returns the figures of a judge's comparisons, from the `answers` [N] to `items` [N] that are about pairs.
 
     Returns:
-        `accuracy`: of decided labels of pairs, those that name the side with more progress. `undecided`, `unread`: of
-        all answers. `said_left`: of decided labels, in both orders. `consistent`: of pairs asked in both orders, those
-        whose label swaps with the sides. `ece`. `by_difficulty`: [10] right, wrong, undecided (and unread) counts.
-        `same_image`: share of one image twice on which a side was chosen. `other_task`: share of answers that are the
-        same under the instruction of another task. `steady`: of each of `RETESTS` the share of labels that it leaves as
-        they are. Empty where no pair was asked.
+        `accuracy`: among decided labels of pairs, the share for the side with more progress. `undecided`, `unread`:
+        among all answers. `said_left`: among decided labels, in both orders. `consistent`: among pairs asked in both
+        orders, the share whose label swaps with the sides. `ece`. `by_difficulty`: [10] right, wrong, undecided (and
+        unread) counts. `same_image`: among pairs of one image twice, the share with a chosen side. `other_task`: share
+        of answers that stay the same under the instruction of another task. `steady`: for each of `RETESTS`, the share
+        of labels that stay the same. Empty if no pair was asked.
     """
     rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind == "pair"]
     if not rows:
@@ -82,7 +82,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     sure = confidences(items, answers)
     hits, misses, _ = bins.sum(0).tolist()
     decided = [answer for _, answer in pairs if answer.label in ("left", "right")]
-    # a pair counts once here, though it was asked twice: by the answer to its sides as they are
+    # a pair that was asked twice counts once here: by the answer to its sides as they are
     by_order = {(answer.task, answer.item, answer.swapped): answer.label for _, answer in rows}
     both = [
         (label, by_order[task, place, True])
@@ -90,7 +90,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         if not swapped and by_order.get((task, place, True))
     ]
     twice = [answer for item, answer in rows if item.case == "same image" and answer.label]
-    # in the same order of sides: a preference for a side would else look like a change of mind
+    # in the same order of sides: a preference for a side would otherwise look like a change of mind
     changed: dict[str, list[bool]] = {case: [] for case in ("other task", *RETESTS)}
     for item, answer in rows:
         own = by_order.get((answer.task, item.source, answer.swapped))
@@ -114,39 +114,38 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
 
 
 def outcome_of(item: Item, answer: Answer) -> str:
-    """Outcome of an answer to a pair, as `label_outcome` names it."""
+    """Returns the outcome of an answer to a pair, as named by `label_outcome`."""
     return label_outcome(answer.label, -item.gap if answer.swapped else item.gap)
 
 
 def difficulty_of(item: Item) -> int:
-    """Bin of a pair by its gap in true progress, 0 the hardest."""
+    """Returns the bin of a pair by its gap in true progress; 0 is the hardest."""
     return min(int(abs(item.gap) * NUM_BINS), NUM_BINS - 1)
 
 
 def confidences(items: Sequence[Item], answers: Sequence[Answer]) -> Floats:
-    """[N, 2] how sure a judge was of its labels of pairs that are right or wrong, and whether they are right."""
+    """Returns [N, 2] confidence in right and wrong labels of pairs, and whether each label is right."""
     rows = [
         (confidence(*answer.p[:2]), outcome == "right")
         for item, answer in zip(items, answers, strict=True)
         if item.case == "pair" and answer.p is not None and (outcome := outcome_of(item, answer)) in ("right", "wrong")
     ]
-    table = np.array(rows, float).reshape(-1, 2)  # also of no rows
+    table = np.array(rows, float).reshape(-1, 2)  # reshaped for the case of no rows
     return table[np.isfinite(table[:, 0])]
 
 
 def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """How a judge scores: episodes (or turns) as success or failure, images along a success, controls; of `answers` [N]
-    to `items` [N] the scores.
+    """Returns the figures of a judge's scores, from the `answers` [N] to `items` [N] that are not about pairs.
 
     Returns:
-        `auc`: chance that a success scores above another case. `threshold`: from where on a score is best called a
-        success, and `youden` what that is worth. `ece`: of scores as probabilities of success. `means`: by case and
-        control. `false_positives`: of each control that is a failure, and of all failing cases, the share that scores
-        from the threshold on. `kept`: that share of jumps to the last image. `steady`: of each of `RETESTS` the share
-        of episodes on whose side of the threshold it leaves the score. `hacked_auc`: chance that a success scores above
-        an episode that has fooled a judge, None where none was asked about.
-        `voc`: rank correlation of scores with the order of images along successes, mean over episodes. `progress`:
-        with the true progress, over all these images. `unread`: share. Empty where nothing was scored.
+        `auc`: probability that a success scores above another case. `threshold`: score that best separates successes,
+        and `youden`, the J there. `ece`: of scores as probabilities of success. `means`: by case and control.
+        `false_positives`: for each failing control and over all failing cases, the share that scores from the threshold
+        on. `kept`: the same share for jumps to the last image. `steady`: for each of `RETESTS`, the share of episodes
+        whose score stays on its side of the threshold. `hacked_auc`: probability that a success scores above an episode
+        that has fooled a judge, None if none was asked about. `voc`: rank correlation of scores with the order of
+        images along successes, mean over episodes. `progress`: the same with the true progress, over all these images.
+        `unread`: share. Empty if nothing was scored.
     """
     rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind != "pair"]
     if not rows:
@@ -163,7 +162,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         **_track_figures([(item, answer) for item, answer in known if item.kind == "image"]),
     }
     truths = table[:, 1] > 0
-    if not (truths.any() and (~truths).any()):  # a threshold needs both kinds
+    if not (truths.any() and (~truths).any()):  # a threshold needs both classes
         return figures
     threshold, youden = best_threshold(table[:, 0], truths)
 
@@ -198,7 +197,7 @@ def _steady_claims(known: Sequence[tuple[Item, Answer]], threshold: float) -> Fi
 
 
 def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:
-    """[N, 2] score, and whether it is of a success, of all scored episodes and turns that are no controls."""
+    """Returns [N, 2] scores of all episodes and turns other than controls, and whether each is a success."""
     main = [
         (answer.value, item.success)
         for item, answer in rows
@@ -208,15 +207,15 @@ def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:
 
 
 def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:
-    """`voc` and `progress` of images along episodes.
+    """Returns `voc` and `progress` of images along episodes.
 
     Source: Ma et al. 2024, "Vision Language Models are In-Context Value Learners" (GVL), arXiv:2411.04549: value-order
-    correlation. Departure: images are scored one at a time, as a reward is asked for, and not together.
+    correlation. Departure: images are scored one at a time, like rewards, and not together.
     """
     tracks: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
     for item, answer in rows:
         tracks.setdefault((answer.task, item.track), []).append((item.truth[0], answer.value, answer.item))
-    # in the order of time, which is that of the items' places
+    # in order of time, which is that of the items' indices
     orders = [sorted(track, key=lambda row: row[2]) for track in tracks.values() if len(track) > 2]
     correlations = [rank_correlation(np.arange(len(track)), [row[1] for row in track]) for track in orders]
     together = np.array([row[:2] for track in tracks.values() for row in track]).reshape(-1, 2)
@@ -227,7 +226,7 @@ def _track_figures(rows: Sequence[tuple[Item, Answer]]) -> Figures:
 
 
 def cost_figures(answers: Sequence[Answer]) -> Figures:
-    """`answers_per_s`, `tokens` per answer, `usd_per_1000`; None where it is not reported."""
+    """Returns `answers_per_s`, `tokens` per answer and `usd_per_1000`; None if not reported."""
     latency = sum(answer.latency_s for answer in answers)
     tokens, costs = (np.array([getattr(answer, name) for answer in answers], float) for name in ("tokens", "cost_usd"))
     return {
@@ -239,13 +238,13 @@ def cost_figures(answers: Sequence[Answer]) -> Figures:
 
 
 def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """The tables that the teacher `measured` and the scorer `measured` answer from.
+    """Returns the tables from which the teacher `measured` and the scorer `measured` answer.
 
     Returns:
         `pairs`: [10, 2, 3] counts of right, wrong, undecided by difficulty, and by whether the right side was shown on
-        the left or on the right. `scores`: [11, K] lists of scores given at true progress 0 to 0.1, ..., 0.9 to 1 short
-        of success, and at success last; what has fooled judges is among the failures, since policies play it. Kinds
-        that were not asked are left out.
+        the left or on the right. `scores`: [11, K] lists of scores at true progress 0 to 0.1, ..., 0.9 to 1 without
+        success, and at success last; episodes that have fooled judges are among the failures, since policies play them.
+        Kinds of question that were not asked are left out.
     """
     pairs = np.zeros((NUM_BINS, 2, 3), int)
     scores: list[list[float]] = [[] for _ in range(NUM_BINS + 1)]
@@ -258,7 +257,7 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
             and item.case in (*CASES, HACKED, "nearer", "farther")
             and math.isfinite(answer.value)
         ):
-            # a failure may end at full progress, e.g. where a success was undone: it stays among the failures
+            # a failure may end at full progress, e.g. after an undone success: it stays among the failures
             row = NUM_BINS if item.success else min(int(item.truth[0] * NUM_BINS), NUM_BINS - 1)
             scores[row].append(round(answer.value, 4))
     table: Figures = {"pairs": pairs.tolist()} if pairs.any() else {}
@@ -266,7 +265,7 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
 
 
 def pooled(tables: Mapping[str, Figures]) -> Figures:
-    """The tables of all tasks as one."""
+    """Returns the sum of the tables of all tasks."""
     found: Figures = {}
     counts = [table["pairs"] for table in tables.values() if "pairs" in table]
     lists = [table["scores"] for table in tables.values() if "scores" in table]

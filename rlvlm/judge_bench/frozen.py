@@ -1,4 +1,4 @@
-"""Items of a task that are frozen, and items made of what was frozen: see `archive` for the file."""
+"""Converts a task's items to the rows of a frozen suite, and back; `archive` describes the file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,29 +27,29 @@ assert _CASES.keys() == set(get_args(Kind))
 _DEFAULTS: dict[str, Any] = {
     "progress": [], "success": False, "source": -1, "track": -1, "action": "", "camera": "", "change": ""
 }  # fmt: skip
-"""Parts of a question that are left out where they are as here."""
+"""Default values of a question's parts, which are left out of the file."""
 _DRAWN_AT_ONCE = 64
 _GREY = [127.5] * 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenItems:
-    """Items of a task, and what is known of the images that they show."""
+    """Items of a task, and the colours of their images."""
 
     made: TaskItems
     colours: tuple[tuple[Colour, ...], ...]
-    """Of each item, mean colours of the last image of each side, as `asking.Answer` has them."""
+    """For each item, mean colours of the last image of each side, as in `asking.Answer`."""
 
 
 def frozen_rows(made: TaskItems, num_frames: int) -> tuple[list[dict[str, Any]], list[Frames]]:
-    """The items of a task as values of JSON, whose sides are numbers of images, and the images by size.
+    """Returns a task's items as JSON values, with sides as image indices, and the images by size.
 
     Args:
         made: the items; each image is drawn once.
-        num_frames: of an episode at most, evenly spread.
+        num_frames: maximum number of images per episode, evenly spread.
 
     Raises:
-        UsageError: they are more than would be read again.
+        UsageError: they exceed the limits on reading.
     """
     shown = [[spread(side, num_frames) if num_frames > 1 else side[-1:] for side in item.sides] for item in made.items]
     groups: list[Frames] = []
@@ -85,7 +85,7 @@ def frozen_rows(made: TaskItems, num_frames: int) -> tuple[list[dict[str, Any]],
             "action": item.action,
             "camera": item.camera,
             "change": item.change,
-            # of noise no rule asks for the colour, and it would be another one of items that are frozen again
+            # no rule uses the colour of noise, and it would differ when items are frozen again
             "colours": [
                 _GREY if item.change == "noise" else frames[-1].mean((0, 1)).round(3).tolist() for frames in last
             ],
@@ -95,15 +95,15 @@ def frozen_rows(made: TaskItems, num_frames: int) -> tuple[list[dict[str, Any]],
 
 
 def frozen_items(archive: Archive, task: str, size_px: int | None) -> FrozenItems:
-    """The items of a task of an archive.
+    """Returns the items of a task of an archive.
 
     Args:
-        archive: which.
-        task: one of its names.
-        size_px: images are made so small that no side is longer; None: nothing is drawn, and no pixel is read.
+        archive: the archive.
+        task: name of one of its tasks.
+        size_px: maximum side length to which images are reduced; None draws nothing and reads no pixel.
 
     Raises:
-        UsageError: the file is damaged, was altered, or has no pixels to draw.
+        UsageError: the file is damaged, was altered, or lacks the pixels to draw.
     """
     number = [entry.task for entry in archive.tasks].index(task)
     entry = archive.tasks[number]
@@ -113,7 +113,7 @@ def frozen_items(archive: Archive, task: str, size_px: int | None) -> FrozenItem
     for place, row in lines:
         try:
             item, own = _item(row, entry.num_images, len(lines))
-            # all that one camera shows is drawn in one call, so it has one size
+            # everything that one camera shows is drawn in one call, so it has one size
             groups = {int(np.searchsorted(ends, image, side="right")) for side in item.sides for image in side.ravel()}
             if groups != {group_of.setdefault(item.camera, min(groups))}:
                 raise ValueError(f"images of one camera ({item.camera or 'the first'}) have two sizes")
@@ -137,10 +137,10 @@ def frozen_items(archive: Archive, task: str, size_px: int | None) -> FrozenItem
 
 
 def _item(row: Mapping[str, Any], num_images: int, num_items: int) -> tuple[Item, tuple[Colour, ...]]:
-    """A question and its colours.
+    """Returns a question and its colours.
 
     Raises:
-        ValueError, TypeError, KeyError: a part is missing, of another kind or out of its range.
+        ValueError, TypeError, KeyError: a part is missing, of the wrong type or out of range.
     """
     if not isinstance(row, dict) or row.keys() - {"kind", "case", "goal", "sides", "truth", "colours", *_DEFAULTS}:
         raise ValueError("it is no object with the parts of a question")

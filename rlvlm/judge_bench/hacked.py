@@ -1,7 +1,7 @@
-"""Episodes that a judge called a success and the simulator did not: kept by runs, made into suites, asked about again.
+"""Episodes that a judge called a success and the simulator did not: kept by runs, and made into suites for judges.
 
-A run's `Recorder` keeps its own in `fooled.jsonl`; `rlvlm judge-bench harvest` makes one file of those of several runs,
-which `rlvlm judge-bench FILE` takes. Episodes are states, so that any camera and size can be drawn of them.
+A run's `Recorder` keeps its own in `fooled.jsonl`; `rlvlm judge-bench harvest` merges those of several runs into one
+file, which `rlvlm judge-bench FILE` takes. Episodes are states, so they can be drawn by any camera at any size.
 """
 
 import hashlib
@@ -23,52 +23,52 @@ SUFFIX = ".hacked.json"
 SHIPPED = Path(__file__).with_name("hacked")
 """Folder of the suites that ship, one file each."""
 MAX_KEPT, MAX_PER_UPDATE = 2_000, 8
-"""Episodes that a run keeps in all and of one update: tricks that a policy learns late must find room."""
+"""Episodes that a run keeps in all, and per update: tricks that a policy learns late must find room."""
 MAX_IN_SUITE = 150
 _DUPLICATE = 0.25
-"""Mean distance of two ends, in standard deviations of the ends kept, below which one of the two is dropped."""
+"""Mean distance between two final states, in standard deviations of those kept, below which one is a duplicate."""
 _MAX_MOMENTS = 64
 _MAX_NUMBERS = 4_096
 _SEEN = 30
-"""Levels by which a pixel differs from that of the first image where something has changed there."""
+"""Grey levels by which a pixel differs from the first image where something has changed."""
 _ALIKE, _LITTLE = 0.002, 0.02
-"""Shares of the image that change; below them hardly anything moves, and something small."""
+"""Shares of the image that change: below the first hardly anything moves, below the second something small."""
 _HIDDEN = 0.5
-"""Share of the first image's contrast; where less is left, something hides the scene."""
+"""Share of the first image's contrast below which something hides the scene."""
 _HALF_WAY = 0.5
 _NO_PROGRESS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HackedEpisode:
-    """An episode, or a turn, that is no success and was called one."""
+    """Episode or turn that is no success and was called one."""
 
     goal: str
     snapshots: FloatArray
-    """[L, S] moments in order of time, as the judge was shown them; one where it scores single images."""
+    """[L, S] moments in order of time, as the judge was shown them; one if it scores single images."""
     action: str = ""
-    """The action of a turn; empty for episodes."""
+    """Action of a turn; empty for episodes."""
     progress: float
-    """The simulator's at the end, in [0, 1]."""
+    """Simulator's progress at the end, in [0, 1]."""
     score: float
-    """Score that the fooled judge gave."""
+    """Score from the judge that was fooled."""
     judge: str
-    """Name of that judge."""
+    """Name of the judge that was fooled."""
     trick: str = ""
-    """What was measured of it, see `trick_of`."""
+    """Description from measurements, see `trick_of`."""
 
     def row(self) -> dict[str, Any]:
-        """For a line of JSON; six digits of each number are kept."""
+        """Returns the episode for a line of JSON; six digits of each number are kept."""
         rows = [[float(f"{value:.6g}") for value in row] for row in self.snapshots]
-        # whole numbers without their `.0`: most of a grid's are
+        # integers without `.0`: most numbers of a grid's state are integers
         return asdict(self) | {"snapshots": [[int(x) if x.is_integer() else x for x in row] for row in rows]}
 
 
 def parse_episode(row: Mapping[str, Any]) -> HackedEpisode:
-    """What `HackedEpisode.row` wrote.
+    """Parses the result of `HackedEpisode.row`.
 
     Raises:
-        ValueError: a part is missing, no number, or out of its range.
+        ValueError: a part is missing, no number, or out of range.
     """
     try:
         snapshots = np.array(row["snapshots"], np.float32)
@@ -87,14 +87,14 @@ def parse_episode(row: Mapping[str, Any]) -> HackedEpisode:
 
 
 class Distinct:
-    """Keeps up to `max_kept` episodes whose end is unlike that of all that were kept before."""
+    """Keeps up to `max_kept` episodes whose final states all differ."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept
         self.episodes: list[HackedEpisode] = []
 
     def add(self, episode: HackedEpisode) -> bool:
-        """Whether it was kept."""
+        """Adds an episode unless it is a duplicate or there is no room; returns whether it was added."""
         if len(self.episodes) >= self._max_kept:
             return False
         alike = [
@@ -106,7 +106,7 @@ class Distinct:
         if alike:
             ends = np.stack([*alike, episode.snapshots[-1]])
             spread = ends.std(0)
-            moving = spread > 0  # what never changes, e.g. the table, tells nothing
+            moving = spread > 0  # parts that never change, e.g. the table, carry no information
             gaps = np.abs(ends[:-1] - ends[-1])[:, moving] / spread[moving]
             if not moving.any() or (len(alike) > 1 and gaps.mean(1).min() < _DUPLICATE):
                 return False
@@ -115,11 +115,11 @@ class Distinct:
 
 
 def trick_of(episode: HackedEpisode, frames: Frames) -> str:
-    """What an episode does, in a few words, by what was measured: its progress, and its first and last image.
+    """Describes an episode in a few words from measurements: its progress, and its first and last image.
 
     Args:
-        episode: which.
-        frames: [L, H, W, 3] its images, L >= 2; where it is one image, that of a start stands before it.
+        episode: the episode.
+        frames: [L, H, W, 3] its images, L >= 2; an episode of one image is preceded by that of a start.
     """
     first, last = frames[0].astype(np.float32), frames[-1].astype(np.float32)
     changes = (np.abs(frames.astype(np.float32) - first).max(-1) > _SEEN).mean((1, 2))  # [L]
@@ -139,11 +139,11 @@ def trick_of(episode: HackedEpisode, frames: Frames) -> str:
 
 
 def write_suite(path: Path, task: str, episodes: Iterable[HackedEpisode]) -> str:
-    """Writes a suite file and returns its digest, SHA-256 of what it holds."""
+    """Writes a suite file and returns its digest, the SHA-256 of its content."""
     rows = [episode.row() for episode in episodes]
     content = {"version": VERSION, "task": task, "episodes": rows}
     digest = _digest(content)
-    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)  # one episode a line: a diff can be read
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)  # one episode a line: diffs are readable
     head = json.dumps({"version": VERSION, "task": task, "digest": digest})[:-1]
     write_whole(path, f'{head}, "episodes": [\n{lines}\n]}}\n')
     return digest
@@ -154,10 +154,10 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def read_suite(path: Path) -> tuple[str, list[HackedEpisode]]:
-    """Task and episodes of a suite file.
+    """Returns task and episodes of a suite file.
 
     Raises:
-        UsageError: it is none, is damaged, or was altered after it was written.
+        UsageError: the file is no suite, is damaged, or was altered after it was written.
     """
     try:
         content = read_json(path)
@@ -176,12 +176,12 @@ def read_suite(path: Path) -> tuple[str, list[HackedEpisode]]:
 
 
 def shipped_suites() -> dict[str, Path]:
-    """The files of the suites that ship, by their short names."""
+    """Returns the files of the suites that ship, by their short names."""
     return {file.name.removesuffix(SUFFIX): file for file in sorted(SHIPPED.glob(f"*{SUFFIX}"))}
 
 
 def shipped_episodes(task: str, count: int) -> tuple[HackedEpisode, ...]:
-    """Up to `count` episodes of the suite that ships for a task, evenly spread over it; none where there is none."""
+    """Returns up to `count` episodes, evenly spread over the suite that ships for a task; none if there is no suite."""
     suites = (read_suite(file) for file in shipped_suites().values())
     episodes = next((episodes for own, episodes in suites if own == task), [])
     indices = np.unique(np.linspace(0, len(episodes) - 1, min(count, len(episodes))).round().astype(int))

@@ -1,7 +1,7 @@
-"""From how well a judge answers to how far training with it gets: a curve through runs trained with simulated judges.
+"""Predicts the success of training with a judge from its answers: a curve through runs trained with simulated judges.
 
-The runs are rows of a CSV that `benchmarks/judge_quality.py` writes. What answers are worth is one number, so that
-mistakes, silence and a preference for a side count by what they take away: see `worth_of`.
+The runs are rows of a CSV that `benchmarks/judge_quality.py` writes. The worth of a judge is one number, to which
+mistakes, silence and a preference for a side all count: see `worth_of`.
 """
 
 import csv
@@ -19,7 +19,7 @@ from rlvlm.judge_bench.faults import Fault
 from rlvlm.judges.agreement import area_interval, area_under_curve
 
 CURVE_FILE = Path(__file__).with_name("quality.csv")
-"""The runs that ship; absent until they have been made."""
+"""Table of the runs that ship; absent until they have been made."""
 COLUMNS = (
     "task",
     "kind",
@@ -35,12 +35,12 @@ COLUMNS = (
 )
 """Columns of the CSV. `kind` is pairs or scores; columns of the other kind are empty."""
 NEAR = 0.1
-"""Runs whose judge is worth more or less by more than this say nothing about a judge."""
+"""Largest difference in worth at which a run says something about a judge."""
 MIN_POINTS = 3
-"""Runs near a judge below which nothing is predicted."""
+"""Minimum number of runs near a judge for a prediction."""
 _Z90 = 1.645
 GAIN = 0.05
-"""Success that training must add to count as learning; evaluations of one policy scatter by less."""
+"""Success that training must add to count as learning; evaluations of one policy vary by less."""
 
 Grade = Literal["good enough", "probably good enough", "uncertain", "can be fooled", "probably too weak", "too weak"]
 """Grade of a judge on a task. The probable ones rest on training runs of other tasks; `can be fooled` on a fault."""
@@ -48,43 +48,43 @@ Grade = Literal["good enough", "probably good enough", "uncertain", "can be fool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedSuccess:
-    """The result to expect of training one task with a judge."""
+    """Result to expect of training one task with a judge."""
 
     task: str
     kind: str
-    """pairs or scores: what the judge was asked there."""
+    """Kind of question, pairs or scores."""
     worth: float
     """Worth of the judge, see `worth_of`."""
     worth_low: float
     worth_high: float
-    """Between the two its worth lies with a probability of 90 %, as few answers as it gave."""
+    """Bounds of a 90 % interval of the worth, given the number of answers."""
     grade: Grade
     before: float | None
-    """Success before training, the mean over runs near the judge; None where there are no data near."""
+    """Success before training, the mean over runs near the judge; None without such runs."""
     success: float | None
-    """After training, in [0, 1]; None where there are no data near."""
+    """Success after training, in [0, 1]; None without runs near the judge."""
     low: float | None
     high: float | None
-    """What nine of ten runs near the judge reach, with few runs all, were its worth the low or the high one."""
+    """Bounds of a 90 % range of the success after training, from the lowest to the highest likely worth."""
     count: int
-    """Runs with judges of nearly this worth."""
+    """Number of runs with judges of nearly this worth."""
     is_asked: bool
-    """Whether the judge was asked about this task; if not, its answers to all others stand for it."""
+    """Whether the judge was asked about this task; if not, its answers to all others are used."""
     never: float | None
-    """Largest worth up to which no run with this kind of question learned; None where there is none."""
+    """Largest worth up to which no run with this kind of question learned; None if there is none."""
     always: float | None
-    """From this worth on all of them learned; None where not even the best judge's did."""
+    """Smallest worth from which on all such runs learned; None if not even the best judge's did."""
 
 
 def bits_of(right: float, wrong: float) -> float:
-    """Bits of truth in a label that is taken at its word: each of `right + wrong` labels carries 1 - H(accuracy).
+    """Returns the bits of truth per label that is taken at its word: (right + wrong) (1 - H(accuracy)).
 
-    H is the entropy of one choice of two. 0 for a judge that knows nothing or says nothing, 1 for one that is always
-    right. One that is wrong more often than right has bits too.
+    H is the entropy of a binary choice, and accuracy is right / (right + wrong). 0 for a judge that knows or says
+    nothing, 1 for one that is always right. One that is wrong more often than right has bits too.
 
     Args:
-        right: share of labels that are right, in [0, 1].
-        wrong: share that is wrong, in [0, 1]; the rest is undecided.
+        right: share of right labels, in [0, 1].
+        wrong: share of wrong labels, in [0, 1]; the rest is undecided.
     """
     decided = right + wrong
     return decided * (1 - _entropy(right / decided)) if decided else 0.0
@@ -95,27 +95,29 @@ def _entropy(share: float) -> float:
 
 
 def worth_of(right: float, wrong: float) -> float:
-    """How often a judge is right that always decides, and says as much with a label as this one.
+    """Returns the accuracy of a judge that always decides and whose labels carry as many bits as this one's.
 
-    1 for a judge that is always right, 0.5 for one that knows nothing: chance, silence, always the same answer. Below
-    0.5 for one that is wrong more often than right: what it knows, it teaches the wrong way round.
+    1 for a judge that is always right, 0.5 for an uninformative one: chance, silence, always the same answer. Below 0.5
+    for one that is wrong more often than right: it teaches its knowledge the wrong way round.
 
     Args:
-        right: share of labels that are right, in [0, 1]. The two truths (left or right nearer; success or failure)
-            count alike in it, so that a preference for one answer wins nothing.
-        wrong: share that is wrong, in [0, 1]; the rest is undecided.
+        right: share of right labels, in [0, 1]. Both truths (left or right nearer; success or failure) have equal
+            weight in it, so that a preference for one answer gains nothing.
+        wrong: share of wrong labels, in [0, 1]; the rest is undecided.
     """
     bits = bits_of(right, wrong)
-    low, high = 0.5, 1.0  # the bits of an accuracy rise from 0 to 1 in between
-    for _ in range(40):  # bisection, to the last digit that matters: 1 - H(p) has no inverse in closed form
+    low, high = 0.5, 1.0  # an accuracy in between has 0 to 1 bits, increasing
+    for _ in range(40):  # bisection to full precision: 1 - H(p) has no closed inverse
         share = (low + high) / 2
         low, high = (share, high) if 1 - _entropy(share) < bits else (low, share)
     return high if right >= wrong else 1 - high
 
 
 def balanced_shares(counts: ArrayLike) -> tuple[float, float]:
-    """Shares of right and of wrong labels, of `counts` [2, 3] of right, wrong and undecided ones where the left or the
-    right side is nearer. The two count alike, however often each was asked about; 0 and 0 where one of them never was.
+    """Returns the shares of right and wrong labels with equal weight for both sides.
+
+    Takes `counts` [2, 3] of right, wrong and undecided labels where the left or the right side is nearer. 0 and 0 if
+    one side was never the nearer one.
     """
     table = np.asarray(counts, float)
     if not table.sum(1).all():  # half of the balance is missing: no answer may look like knowledge then
@@ -125,16 +127,16 @@ def balanced_shares(counts: ArrayLike) -> tuple[float, float]:
 
 
 def shares_of_pairs(pairs: ArrayLike) -> tuple[float, float]:
-    """Shares of right and of wrong labels, of a teacher table [10, 2, 3] (`figures.teacher_table`)."""
+    """Returns the shares of right and wrong labels of a teacher table [10, 2, 3] (`figures.teacher_table`)."""
     return balanced_shares(np.asarray(pairs, float).sum(0))
 
 
 def shares_of_scores(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """How often a success scores higher than a failure and how often lower, equal scores counting half.
+    """Returns how often a success scores higher than a failure and how often lower; equal scores count half.
 
-    Takes a teacher table [11] (lists by progress). It is the AUC: for scores of 0 and 1 the mean of the shares of
-    successes and of failures that are recognised, and for others no threshold has to be chosen, which a few dozen
-    answers would be too few for. 0 and 0 where successes or failures are missing.
+    Takes a teacher table [11] (lists by progress). The first share is the AUC: for scores of 0 and 1 the mean of the
+    shares of recognised successes and failures, and for others it needs no threshold, for which a few dozen answers
+    would be too few. 0 and 0 if successes or failures are missing.
     """
     failures, successes = [score for row in scores[:-1] for score in row], list(scores[-1])
     if not failures or not successes:
@@ -148,10 +150,10 @@ SHARES = {"pairs": shares_of_pairs, "scores": shares_of_scores}
 
 
 def worth_interval(kind: str, table: Any) -> tuple[float, float]:
-    """[low, high] where the worth of a judge lies with a probability of 90 %, from a teacher's table of its answers.
+    """Returns a 90 % interval [low, high] of a judge's worth, from a teacher's table of its answers.
 
-    The normal approximation. Of labels the share that is right counts, one answer of each kind added, since eight of
-    eight are not all; of scores the AUC, see `area_interval`.
+    Uses the normal approximation: for labels of the share that is right, with one answer of each kind added, since
+    eight of eight do not mean certainty; for scores of the AUC, see `area_interval`.
     """
     right, wrong = SHARES[kind](table)
     if kind == "scores":
@@ -159,7 +161,7 @@ def worth_interval(kind: str, table: Any) -> tuple[float, float]:
         low, high = area_interval(right, *counted, confidence=0.9)
         return worth_of(low, 1 - low), worth_of(high, 1 - high)
     counts = np.asarray(table, float).sum((0, 2))
-    # the mean of two shares p, each of n_i answers: its error is sqrt(p (1 - p) (1/n_0 + 1/n_1)) / 2
+    # mean of two shares p of n_0 and n_1 answers: its standard error is sqrt(p (1 - p) (1/n_0 + 1/n_1)) / 2
     share = (right * counts.sum() + 1) / (counts.sum() + 2)
     reach = _Z90 * math.sqrt(share * (1 - share) * (1 / np.maximum(counts, 1)).sum()) / 2
     low = worth_of(max(right - reach, 0.0), min(wrong + reach, 1.0))
@@ -167,7 +169,7 @@ def worth_interval(kind: str, table: Any) -> tuple[float, float]:
 
 
 def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
-    """The runs of a CSV; none where the one that ships is absent.
+    """Returns the runs of a CSV; empty if the one that ships is absent.
 
     Raises:
         UsageError: the file cannot be read or lacks a column.
@@ -177,7 +179,7 @@ def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
     try:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        for row in rows:  # here, by the name of the file, and not in the middle of a report
+        for row in rows:  # checked here, with the file's name, and not in the middle of a report
             numbers = float(row["worth"]), float(row["before"]), float(row["success"])
             if not row["task"] or row["kind"] not in ("pairs", "scores") or not np.isfinite(numbers).all():
                 raise ValueError(f"a row {row}")
@@ -188,20 +190,20 @@ def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Runs of one task, trained with judges of known worth, by worth, and what becomes of success with it."""
+    """Success after training against the worth of the judge, over runs of one task."""
 
     worths: NDArray[np.float64]
-    """[N] rising."""
+    """[N] worth of each run's judge, rising."""
     befores: NDArray[np.float64]
     """[N] success before training."""
     successes: NDArray[np.float64]
     """[N] success after it."""
     fitted: NDArray[np.float64]
-    """[N] the nearest successes, in least squares, that never fall with worth; the same for runs of the same worth."""
+    """[N] isotonic least-squares fit of `successes` over `worths`; equal for runs of equal worth."""
 
 
 def fit_curves(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Curve]:
-    """The curve of each task and kind of question, of rows of `read_curve`."""
+    """Returns the curve of each task and kind of question, from rows of `read_curve`."""
     from scipy.optimize import isotonic_regression  # takes half a second
 
     curves = {}
@@ -209,7 +211,7 @@ def fit_curves(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Curve
         rows = [row for row in runs if (row["task"], row["kind"]) == (task, kind)]
         table = np.array([[float(row[name]) for name in ("worth", "before", "success")] for row in rows])
         worths, befores, successes = table[np.argsort(table[:, 0], kind="stable")].T
-        # runs of one worth are one point, or the curve would rise through their noise
+        # runs of equal worth are one point, or the curve would rise through their noise
         _, points = np.unique(worths, return_inverse=True)
         counts = np.bincount(points)
         means = isotonic_regression(np.bincount(points, successes) / counts, weights=counts).x
@@ -218,7 +220,7 @@ def fit_curves(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Curve
 
 
 def learning_limits(curves: Iterable[Curve]) -> tuple[float | None, float | None]:
-    """Two worths: up to the first no run learned, and from the second on every run did; None where there is none."""
+    """Returns the worth up to which no run learned, and that from which on every run did; None if there is none."""
     runs = [
         (worth, success > before + GAIN)
         for curve in curves
@@ -231,13 +233,13 @@ def learning_limits(curves: Iterable[Curve]) -> tuple[float | None, float | None
 
 
 def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
-    """What to expect of training with a judge: each task that it was asked about, and each that runs are known of.
+    """Returns the expected success of training on each task that the judge was asked about or that has runs.
 
-    Runs of the task with judges of nearly the same worth decide where there are enough of them, else the runs of all
-    tasks with the same kind of question.
+    Runs of the task with judges of nearly the same worth decide if there are enough of them, else the runs of all tasks
+    with the same kind of question.
 
     Args:
-        teacher: the judge's tables by task, and of `all`; a task that was not asked takes the latter.
+        teacher: the judge's tables by task, and of `all`, which is used for tasks that were not asked.
         runs: rows of `read_curve`.
     """
     curves = fit_curves(runs)
@@ -256,7 +258,7 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         near = np.zeros(0, bool) if curve is None else np.abs(curve.worths - worth) <= NEAR
         if curve is not None and near.sum() >= MIN_POINTS:
             success = float(np.interp(worth, curve.worths, curve.fitted))
-            # the spread is that of the runs about the curve, moved to where the curve is at both ends of the worth
+            # the spread of runs about the curve, moved to the curve's values at both ends of the worth
             reached = np.interp(ends, curve.worths, curve.fitted)
             reached = reached + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
             low, high = math.floor(100 * max(0.0, reached[0])) / 100, math.ceil(100 * min(1.0, reached[1])) / 100
@@ -265,7 +267,7 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
             grade: Grade = "good enough" if low > before + GAIN else "uncertain"
             grade = "too weak" if high <= before + GAIN else grade
         else:
-            # no run of this task near this worth: what all tasks' runs show, at both ends of the worth
+            # no run of this task near this worth: use all tasks' runs, at both ends of the worth
             grade = "probably good enough" if always is not None and ends[0] >= always else "uncertain"
             grade = "probably too weak" if never is not None and ends[1] <= never else grade
         found.append(
@@ -290,17 +292,17 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
 
 
 def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
-    """What `predict` says of the judge of a row, but that its faults on a task decide the grade there: fatal ones say
-    that it is too weak, and what a policy can exploit that it can be fooled.
+    """Returns the predictions for the judge of a row, with grades that account for its faults on each task.
 
-    No success is expected then: the runs that predictions rest on had judges whose mistakes were drawn at random, and
-    no policy could seek them out.
+    A fatal fault grades a judge as too weak, and one that a policy can exploit as `can be fooled`. No success is
+    expected then: the runs behind the predictions had judges whose mistakes were random, so that no policy could seek
+    them out.
 
     Args:
-        row: as of `bench.summarise`.
+        row: row returned by `bench.summarise`.
         runs: rows of `read_curve`.
     """
-    # rows of older benches do not say which tasks show a fault
+    # rows of older benches lack the tasks of a fault
     together = [Fault(**fault) for fault in row["faults"] if "tasks" in fault]
     found = []
     for prediction in predict(row["teacher"], runs):
@@ -316,7 +318,7 @@ def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         elif any(fault.is_exploitable for fault in own) and not is_weak:
             grade = "can be fooled"
         elif grade == "uncertain" and any(fault.is_fatal for fault in shared):
-            # the answers to all tasks say what those to this one are too few to say
+            # the answers to this task are too few, but those to all tasks are conclusive
             grade = "probably too weak"
         elif any(fault.is_limiting for fault in own) and not is_weak:
             grade = "uncertain"

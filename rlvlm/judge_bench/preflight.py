@@ -1,6 +1,6 @@
-"""A small draw of the bench before a run starts: its items, its questions, its figures and its faults, of one task.
+"""Runs a small bench on one task before a run starts: its items, questions, figures and faults.
 
-Called by the algorithms once the judge is up; `rlvlm judge-bench TASK` asks the same at length.
+Called by the algorithms once the judge is up; `rlvlm judge-bench TASK` asks the same in full.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,21 +19,23 @@ from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.judge import Judge
 
 _CONTROLS = 8
-"""Successes that are shown again: of fewer no interval says much."""
+"""Successes that are shown again: fewer would give no useful interval."""
 _SHOWN = ("reversed", "still", "other goal")
 """Controls that a policy can play; the others would cost as many questions and end no run."""
 
 
 class JudgeRefused(JudgeUnavailable):
-    """The judge answers, and its answers say nothing about the goal."""
+    """The judge answers, but its answers say nothing about the goal."""
 
 
 def scored_suite(task: str, count: int) -> Suite:
-    """Episodes or turns of `task` that a judge scores: `count` turns of each kind; or half as many successes, and three
-    times that of near misses, failures and successes cut short. A few successes are shown again as controls, and a few
-    episodes that have fooled judges where some ship for the task.
+    """Returns a suite of episodes or turns of `task` that a judge scores.
+
+    It has `count` turns of each kind; or half as many successes, and three times that of near misses, failures and
+    successes cut short. A few successes are shown again as controls, and a few episodes that have fooled judges are
+    added if some ship for the task.
     """
-    # of six styles of play one always succeeds and one sometimes, see `items`
+    # of six styles of play one always succeeds and one sometimes, see `task_items`
     return Suite(
         name=task,
         tasks=(task,),
@@ -47,34 +49,35 @@ def scored_suite(task: str, count: int) -> Suite:
 
 
 def compared_suite(task: str, count: int) -> Suite:
-    """`count` pairs of images of `task`, each of which is asked in both orders."""
+    """Returns a suite of `count` pairs of images of `task`, each asked in both orders."""
     return Suite(name=task, tasks=(task,), episodes=12, pairs=count, videos=0, controls=0, tracks=0)
 
 
 def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_turn: bool, goal: str = "") -> TaskItems:
-    """The items of a suite of one task; without any where no player can play it.
+    """Returns the items of a suite of one task; empty if no player can play it.
 
     Args:
         suite: see `scored_suite`.
-        config: of the env, as the judge sees it.
-        size_px: as of `make_items`.
-        seed: of play.
+        config: config of the env, as the judge sees it.
+        size_px: as for `make_items`.
+        seed: seed of play.
         per_turn: whether single turns are scored.
-        goal: that the judge is asked about; empty for the env's own.
+        goal: goal in the questions; empty for the env's own.
     """
-    # what fooled judges under the task's own goals may be a success in the user's words
+    # episodes that fooled judges under the task's own goals may be successes under the user's goal
     suite = replace(suite, goal=goal, hacked=() if goal else suite.hacked)
     made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
-    # the user's words have no other goal in this scene
+    # no other goal of this scene is known for the user's own goal
     return _with_controls(made, [case for case in _SHOWN if not goal or case != "other goal"])
 
 
 def known_recordings(suite: Suite, films: Iterable[RobotTrajectory], size_px: int, seed: int) -> TaskItems:
-    """The items of recorded episodes, as `recorded_items` makes them, with the controls of `known_items`. Where all
-    episodes have one sentence, that of another task stands for another episode's.
+    """Returns the items of recorded episodes, as made by `recorded_items`, with the controls of `known_items`.
+
+    If all episodes have one goal, that of another task replaces another episode's.
 
     Raises:
-        UsageError: nothing says which episodes succeeded.
+        UsageError: it is unknown which episodes succeeded.
     """
     made = recorded_items(suite, suite.tasks[0], films, size_px, seed)
     has_others = any(item.case == "other goal" for item in made.items)
@@ -82,8 +85,8 @@ def known_recordings(suite: Suite, films: Iterable[RobotTrajectory], size_px: in
 
 
 def _with_controls(made: TaskItems, cases: Collection[str]) -> TaskItems:
-    """The same with controls of these cases alone."""
-    # controls come last, so that the places of the items that they were made of stay the same
+    """Returns the items with controls of these cases alone."""
+    # controls come last, so that the indices of their originals stay the same
     return replace(made, items=tuple(item for item in made.items if item.source < 0 or item.case in cases))
 
 
@@ -100,17 +103,17 @@ def preflight(
     """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults that are not fatal are logged.
 
     Args:
-        judge: of the run.
+        judge: judge of the run.
         made: the items, with the truth about them.
-        num_frames: most images of an episode that are shown.
-        seed: of the order of asking.
+        num_frames: maximum number of images shown per episode.
+        seed: seed of the order of asking.
         min_auc: see `grade`.
-        setting: the option that asks nothing at 0.
-        log: takes a line.
+        setting: name of the option that skips the preflight at 0.
+        log: called with a line of text.
 
     Raises:
-        JudgeRefused: a fault is fatal.
-        JudgeUnavailable: it answers nothing, or cannot be asked this.
+        JudgeRefused: the judge has a fatal fault.
+        JudgeUnavailable: the judge does not answer, or cannot be asked this form of question.
     """
     unasked: list[str] = []
     answers: Sequence[Answer] = [
@@ -120,7 +123,7 @@ def preflight(
         raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
     items = [made.items[answer.item] for answer in answers]
     graded = grade(items, answers, num_frames, min_auc)
-    # all of them are said: the others may be the reason
+    # all faults are listed: the others may be the reason
     if any(fault.is_fatal for fault in graded.faults):
         raise JudgeRefused(
             f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in graded.faults)}",

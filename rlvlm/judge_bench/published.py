@@ -1,7 +1,7 @@
-"""Figures by which others' benches rank judges, by their definitions, of scores of whole episodes of known quality.
+"""Figures of other benches, by their definitions, from scores of whole episodes of known quality.
 
-RoboReward: a score in [0, 1] is the rating 1 + 4 score, and the error counts in ratings. Robometer: whether a judge
-puts the better of two episodes of a task above the other. Value-order correlation (GVL) is `voc` of `score_figures`.
+RoboReward: a score in [0, 1] is the rating 1 + 4 score, and the error counts in ratings. Robometer: share of pairs of
+episodes of a task in which the better one scores higher. Value-order correlation (GVL) is `voc` of `score_figures`.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ _THIRDS = 3
 
 
 def published_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
-    """Figures of `answers` [N] to `items` [N], those to whole episodes and to pairs.
+    """Returns figures from the `answers` [N] to `items` [N] that are about whole episodes and pairs.
 
     Returns:
-        `mae`: mean distance of the rating from the true one, in [0, 4]. `confusion`: [5, 5] counts by true rating and
-        by the judge's. `kendall_tau`: see `ranking_tau`. `preference`: see `preference_accuracy`. `compared`: of all
-        answers to pairs the share that names the better side, a tie counting half. None where nothing was asked. Empty
-        where no episode was scored and no pair asked about.
+        `mae`: mean absolute error of the rating, in [0, 4]. `confusion`: [5, 5] counts by true rating and by the
+        judge's. `kendall_tau`: see `ranking_tau`. `preference`: see `preference_accuracy`. `compared`: among all
+        answers to pairs, the share for the better side, a tie counting half. None if nothing was asked. Empty if no
+        episode was scored and no pair asked about.
     """
     rows = [
         (item.goal, item.truth[0], answer.value)
@@ -48,7 +48,7 @@ def published_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figur
 
 
 def ratings(shares: Floats) -> Floats:
-    """Ratings 1 to 5 of shares in [0, 1]; halves go to the even step, as in Robometer (0.125 is 1 and 0.375 is 3).
+    """Returns ratings 1 to 5 of shares in [0, 1]; halves round to even, as in Robometer (0.125 is 1 and 0.375 is 3).
 
     Source: RoboReward scores (rating - 1) / 4; Robometer's evaluation rounds 4 times the score by numpy's rule.
     """
@@ -56,25 +56,25 @@ def ratings(shares: Floats) -> Floats:
 
 
 def confusion(rated: Floats) -> Floats:
-    """[5, 5] how often each true rating, the row, was given each rating; of `rated` [N, 2] true ones and given ones."""
+    """Returns [5, 5] counts of given ratings (columns) by true ones (rows), from `rated` [N, 2] true and given."""
     counts = np.zeros((_NUM_RATINGS, _NUM_RATINGS), int)
     np.add.at(counts, tuple(rated.astype(int).T - 1), 1)
     return counts
 
 
 def ranking_tau(goals: Sequence[str], table: Floats) -> float | None:
-    """Kendall's tau of the order in which scores put episodes, mean over tasks.
+    """Returns Kendall's tau between scores and qualities of episodes, the mean over tasks.
 
-    Where qualities are failure, suboptimal and successful (0, 0.5 and 1), tau-a over every tuple with one episode of
-    each quality that the task has, so that equal scores count 0. Finer qualities are cut into thirds, and tau-b is that
-    of the thirds and their mean scores.
+    If qualities are failure, suboptimal and successful (0, 0.5 and 1), it is tau-a over every tuple with one episode of
+    each of the task's qualities, so that equal scores count 0. Finer qualities are cut into thirds, and it is tau-b of
+    the thirds and their mean scores.
 
     Args:
         goals: [N] tasks of the episodes.
         table: [N, 2] true quality in [0, 1], and score.
 
     Returns:
-        In [-1, 1]; None where no task has two qualities.
+        In [-1, 1]; None if no task has two qualities.
 
     Source: Robometer's policy ranking.
     """
@@ -89,7 +89,7 @@ def ranking_tau(goals: Sequence[str], table: Floats) -> float | None:
         if len(scores) < 2:
             continue
         if is_labelled:
-            # the mean over all tuples is that over all pairs of two qualities, however many tuples there are
+            # the mean over all tuples equals that over all pairs of two qualities, however many tuples there are
             signs = [
                 np.sign(scores[high][:, None] - scores[low]).mean()
                 for high in range(len(scores))
@@ -104,11 +104,11 @@ def ranking_tau(goals: Sequence[str], table: Floats) -> float | None:
 
 
 def preference_accuracy(goals: Sequence[str], table: Floats) -> float | None:
-    """Share of pairs of episodes of one task and of different quality in which the better one scores higher, over all.
+    """Returns the share of pairs of episodes of one task with different quality in which the better one scores higher.
 
-    Arguments as of `ranking_tau`; None where there is no such pair.
+    Takes the arguments of `ranking_tau`; counts pairs of all tasks together; None if there is none.
 
-    Source: Robometer's preference evaluation. Departure: equal scores count half; there the order of the two decides.
+    Source: Robometer's preference evaluation. Departure: equal scores count half; there the order of the pair decides.
     """
     hits = count = 0.0
     for goal in dict.fromkeys(goals):

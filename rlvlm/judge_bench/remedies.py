@@ -1,4 +1,4 @@
-"""Remedies for a weak judge, computed from answers that it has given: which way of asking costs least."""
+"""Remedies for a weak judge, computed from its answers: the cost of each way of asking."""
 
 import math
 from collections.abc import Sequence
@@ -12,35 +12,36 @@ from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import balanced_shares, bits_of, worth_of
 
 _NO_BITS = 0.001
-"""Labels that say less teach nothing: of accuracy 0.52."""
+"""Bits per label below which labels teach nothing: those of accuracy 0.52."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """One way of asking for comparisons."""
+    """A way of asking for comparisons."""
 
     name: str
     settings: str
-    """Options of a run that asks so; empty where it does already."""
+    """Options that make a run ask this way; empty for the default."""
     worth: float
     """Worth of a label, see `prediction.worth_of`."""
     undecided: float
-    """Share of labels without a preference, which nothing is learned from."""
+    """Share of labels without a preference, from which nothing is learned."""
     calls: float | None
-    """Questions that are put to the judge for as much as one label of a judge that is always right says: calls a label
-    over bits of truth in it. None where labels say nothing."""
+    """Questions to the judge per bit of truth in its labels, or per label of a judge that is always right. None if
+    labels carry no information."""
 
 
 def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
-    """Ways of asking, the cheapest first, reckoned from the `answers` [N] to `items` [N] that are about pairs; empty
-    where no pair was asked in both orders.
+    """Returns the ways of asking, the cheapest first, from the `answers` [N] to `items` [N] that are about pairs.
+
+    Empty if no pair was asked in both orders.
     """
     by_pair: dict[tuple[str, int], dict[bool, tuple[Item, Answer]]] = {}
     for item, answer in zip(items, answers, strict=True):
         if item.kind == "pair" and item.case == "pair":
             by_pair.setdefault((answer.task, answer.item), {})[answer.swapped] = (item, answer)
     both = [pair for pair in by_pair.values() if len(pair) == 2]
-    once, twice = np.zeros((2, 3)), np.zeros((2, 3))  # as of `balanced_shares`
+    once, twice = np.zeros((2, 3)), np.zeros((2, 3))  # counts in the form of `balanced_shares`
     for pair in both:
         outcomes = {}
         for is_swapped, (item, answer) in pair.items():

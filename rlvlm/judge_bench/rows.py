@@ -1,4 +1,4 @@
-"""Rows that judges left (`bench.json`): read, found by who was measured, and put beside figures of runs."""
+"""Rows of judges (`bench.json`): read, matched to a judge, and compared with figures of runs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,20 +17,20 @@ PAIR_NAMES = {
     "consistent": "label swaps with the order",
     "ece": "calibration error of pairs",
 }
-"""Figures of pairs that a bench and a run's labels have in common, and what tables call them."""
+"""Figures of pairs that a bench and a run's labels have in common, with their names in tables."""
 SCORE_NAMES = {
     "auc": "AUC of success",
     "ece": "calibration error of scores",
     "false_positives": "failures called successes",
 }
-"""The same for figures of scores."""
+"""Figures of scores that a bench and a run's labels have in common, with their names in tables."""
 
 
 def read_row(path: Path) -> dict[str, Any]:
-    """The row in a file or folder.
+    """Reads the row in a file or folder.
 
     Raises:
-        UsageError: there is none that can be read.
+        UsageError: there is no readable row.
     """
     file = path / ROW_FILE if path.is_dir() else path
     try:
@@ -40,22 +40,23 @@ def read_row(path: Path) -> dict[str, Any]:
         is_of(row, "", "")
         for task, kind in [(task, kind) for task in (*row["tasks"], "") for kind in ("pairs", "scores")]:
             figures = task_figures(row, task, kind)
-            beside(kind, figures, figures)  # a value that is no figure raises here, and not half way through a report
+            beside(kind, figures, figures)  # a malformed figure raises here, and not half way through a report
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise UsageError(f"{file} is not a row of judge-bench: {error}", "make one with `rlvlm judge-bench`") from error
     return row
 
 
 def is_of(row: Mapping[str, Any], judge: str, prompt: str) -> bool:
-    """Whether a row is of the judge and prompt of a stamp; references and teachers of numbers have no prompt."""
+    """Returns whether a row belongs to a stamp's judge and prompt; references and numeric teachers have no prompt."""
     nothing = ("", "none")
     ours, theirs = row["judge"]["prompt"], prompt
     return row["judge"]["judge"] == judge and (ours == theirs or (ours in nothing and theirs in nothing))
 
 
 def task_figures(row: Mapping[str, Any], task: str, kind: str) -> Figures:
-    """Figures of `kind` (pairs or scores) on a task, or on all together where it was not asked about it; empty where
-    nothing of that kind was asked.
+    """Returns the figures of `kind` (pairs or scores) on a task, or on all together if it was not asked about the task.
+
+    Empty if nothing of that kind was asked.
     """
     figures = dict(row["tasks"].get(task, row["figures"])[kind])
     # a table of runs has room for one number, and runs show no controls
@@ -65,7 +66,7 @@ def task_figures(row: Mapping[str, Any], task: str, kind: str) -> Figures:
 
 
 def beside(kind: str, run: Mapping[str, Any], bench: Mapping[str, Any]) -> list[list[str]]:
-    """Rows of a table: what is measured, in a run and in the bench; what neither knows is left out."""
+    """Returns rows of a table: name, value in a run, value in the bench; rows unknown to both are left out."""
     names = PAIR_NAMES if kind == "pairs" else SCORE_NAMES
     rows = []
     for key, name in names.items():
@@ -79,14 +80,14 @@ _SHARES = ("accuracy", "undecided", "unread", "said_left", "consistent", "false_
 
 
 def share_cell(figure: Mapping[str, Any] | float | None) -> str:
-    """A share, with its interval where it has one, in percent; `-` where there is none."""
+    """Returns a share in percent, with its interval if it has one; `-` for None."""
     if not isinstance(figure, Mapping):
         return "-" if figure is None else f"{100 * figure:.1f} %"
     return f"{100 * figure['value']:.1f} % ({100 * figure['low']:.0f} to {100 * figure['high']:.0f})"
 
 
 def number_cell(figure: Mapping[str, Any] | float | None, digits: int = 2) -> str:
-    """A number, with its interval where it has one; `-` where there is none."""
+    """Returns a number, with its interval if it has one; `-` for None."""
     if figure is None or figure == {}:
         return "-"
     if isinstance(figure, Mapping):

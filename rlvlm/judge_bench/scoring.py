@@ -1,6 +1,6 @@
-"""A judge on recorded episodes: asks about their progress, success and order, and says which of them look wrong.
+"""Asks a judge about recorded episodes: their progress, success and order, and which of them look wrong.
 
-`rlvlm score` asks through here. Questions and answers are the bench's, so that its figures hold for both.
+Used by `rlvlm score`. Questions and answers are the bench's, so that its figures hold for both.
 """
 
 import math
@@ -25,80 +25,80 @@ from rlvlm.judges.prompts import check_goal
 
 Question = Literal["progress", "success", "pairs"]
 MIN_FALL = 0.3
-"""Progress that falls by so much below the best before looks wrong; so do two judges that are so far apart."""
+"""Fall of progress below its previous best, or difference between two judges, from which an episode looks wrong."""
 THRESHOLD = 0.5
-"""From where on an episode is called a success, where the data do not know enough to find a better one."""
+"""Score from which an episode is called a success if the data cannot determine a better threshold."""
 _UNKNOWN = "unknown"
 """Case of an episode whose success is unknown: no figure counts it."""
 _STRIP = 6
-"""Images of an episode that are kept for a page."""
+"""Number of an episode's images that are kept for a page."""
 STRIP_PX = 120
 MAX_ASKED = 3_000
-"""Frames of one episode that are asked about: they are in memory together."""
+"""Maximum number of frames of one episode that are asked about: they are in memory together."""
 _DRAWN_AT_ONCE = 32
-"""Frames in memory as large as they were recorded."""
+"""Frames in memory at their recorded size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What is asked about each episode, and how it is shown."""
+    """Questions about each episode, and how its images are shown."""
 
     questions: frozenset[Question] = frozenset({"progress", "success"})
-    """progress: the score of images or growing clips; success: that of the whole episode; pairs: which image is nearer
-    to the goal, within an episode, and of the ends of two that follow each other and have one goal."""
+    """progress: the score of images or growing clips; success: the score of the whole episode; pairs: which image is
+    nearer to the goal, within an episode, and between the ends of two successive episodes with one goal."""
     every: int = 10
-    """Frames from one that is asked about to the next, >= 1; the last one is always among them."""
+    """Frames from one question to the next, >= 1; the last frame is always included."""
     grows: bool = True
     """Whether progress is asked of the clip up to a frame, and not of the frame alone."""
     pairs: int = 4
-    """Pairs of frames of an episode, each asked in both orders."""
+    """Pairs of frames per episode, each asked in both orders."""
     num_frames: int = 8
-    """Images of a clip, at most."""
+    """Maximum number of images per clip."""
     size_px: int = 300
-    """Images are made so small that no side is longer."""
+    """Maximum side length to which images are reduced, in pixels."""
     success: SuccessRule | None = None
-    """How episodes count whose success the data do not state; None: as unknown."""
+    """Rule for the success of episodes whose data do not state it; None leaves it unknown."""
     seed: int = 0
     """Seed of the order of asking, and of the pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredEpisode:
-    """An episode and what a judge said of it; empty arrays where nothing of it can be shown."""
+    """Episode with a judge's answers; its arrays are empty if it cannot be shown."""
 
     number: int
-    """Its place in the data."""
+    """Index of the episode in the data."""
     name: str
     goal: str
     num_frames: int = 0
-    """T."""
+    """Number of frames T."""
     truth: bool | None = None
-    """Whether it succeeded; None where that is unknown."""
+    """Whether the episode succeeded; None if unknown."""
     env_return: float = math.nan
-    """Sum of its rewards; NaN where the data have none."""
+    """Sum of the rewards; NaN if the data have none."""
     reason: str = ""
-    """Why it cannot be shown, or why some of its frames cannot; empty where all can."""
+    """Reason why the episode or some of its frames cannot be shown; empty if all can."""
     indices: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[T] numbers of the frames in the whole data set, where the data have them."""
+    """[T] indices of the frames in the whole data set, if the data have them."""
     frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """[n] frames that were asked about."""
     progress: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
-    """[n] in [0, 1], NaN where no answer could be read, or none was asked for."""
+    """[n] in [0, 1]; NaN if the answer could not be read, or was not asked for."""
     statuses: tuple[str, ...] = ()
-    """[n] of the answers; `unreadable` of frames that cannot be shown; empty where progress was not asked."""
+    """[n] statuses of the answers; `unreadable` for frames that cannot be shown; empty if progress was not asked."""
     success: float = math.nan
-    """Score of the whole episode in [0, 1]; NaN where no answer could be read, or none was asked for."""
+    """Score of the whole episode in [0, 1]; NaN if the answer could not be read, or was not asked for."""
     success_status: str = ""
-    """Status of that answer; empty where it was not asked."""
+    """Status of the answer about success; empty if it was not asked."""
     strip: Frames = field(default_factory=lambda: np.zeros((0, 1, 1, 3), np.uint8))
-    """[m, H, W, 3] small images along it, the first and the last among them."""
+    """[m, H, W, 3] small images along the episode, including the first and the last."""
     rows: tuple[tuple[int, Item, Answer], ...] = ()
-    """All questions and answers, each with its place in the order of asking; of a long clip the last image alone."""
+    """All questions and answers, each with its place in the order of asking; of long clips only the last image."""
 
     @property
     def worth(self) -> float:
-        """The score of the whole episode, else its last progress, else the share of pairs of its frames of which the
-        later one was called nearer to the goal; NaN where there is none of these.
+        """Score of the whole episode, else its last progress, else the share of pairs of its frames whose later one was
+        called nearer to the goal; NaN without any of these.
         """
         known = self.progress[np.isfinite(self.progress)]
         if math.isfinite(self.success) or len(known):
@@ -113,14 +113,14 @@ class ScoredEpisode:
 
     @property
     def fall(self) -> float:
-        """By how much progress falls below the best before it, at most, in [0, 1]."""
+        """Largest fall of progress below its previous best, in [0, 1]."""
         known = self.progress[np.isfinite(self.progress)]
         return float((np.maximum.accumulate(known) - known).max()) if len(known) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shown:
-    """An episode that is asked about next, its items, and the images that they show, by episode and frame."""
+    """Episode to ask about next, with its items and their images by episode and frame."""
 
     episode: ScoredEpisode
     items: tuple[Item, ...]
@@ -129,7 +129,7 @@ class _Shown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _End:
-    """The last image of an episode, which is compared with that of the next one of its goal."""
+    """Last image of an episode, to compare with that of the next one with its goal."""
 
     place: tuple[int, int]
     image: Frames
@@ -142,16 +142,16 @@ def score_episodes(
     asked: Asked,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScoredEpisode]:
-    """Yields the episodes with what the judge said of them, in about their order; those that cannot be shown, too.
+    """Yields all episodes with the judge's answers, in about their order, including those that cannot be shown.
 
     Args:
-        judge: is asked about several episodes at once.
-        films: the episodes, one after the other; each is drawn once.
+        judge: judge to ask about several episodes at once.
+        films: episodes in order; each is drawn once.
         asked: the questions, and how they are shown.
-        log: takes a line about questions that the judge cannot be asked.
+        log: called with a line about questions that the judge cannot be asked.
 
     Raises:
-        JudgeUnavailable: it answers nothing of a block; earlier episodes were yielded.
+        JudgeUnavailable: every question of a block failed; earlier episodes were yielded.
     """
     group: list[_Shown] = []
     orders = count()
@@ -174,7 +174,7 @@ def score_episodes(
 def _show(
     number: int, film: RobotTrajectory | CorruptEpisode, asked: Asked, ends: dict[str, _End]
 ) -> _Shown | ScoredEpisode:
-    """The items of an episode and its images; the episode alone where nothing of it can be asked."""
+    """Returns an episode's items and images, or the episode alone if nothing of it can be asked."""
     if isinstance(film, CorruptEpisode):
         return ScoredEpisode(number=number, name=film.file.name, goal="", reason=film.reason)
     length = len(film.actions)
@@ -214,7 +214,7 @@ def _show(
 
 
 def _draw_frames(film: RobotTrajectory, frames: NDArray[np.int64], size_px: int) -> tuple[dict[int, Frames], str]:
-    """Images [H, W, 3] by frame of those that can be read, and why the others cannot."""
+    """Returns the readable images [H, W, 3] by frame, and the reason why others cannot be read."""
     found: dict[int, Frames] = {}
     reason = ""
 
@@ -224,7 +224,7 @@ def _draw_frames(film: RobotTrajectory, frames: NDArray[np.int64], size_px: int)
             found.update(zip(part.tolist(), shrink(film.images(part)[:, 0], size_px), strict=True))
         except UsageError as error:
             reason = reason or str(error)
-            if len(part) > 1:  # one that is torn hides the others only where they are read together
+            if len(part) > 1:  # one unreadable frame hides the others only if they are read together
                 for frame in part:
                     draw(frame[None])
 
@@ -234,7 +234,7 @@ def _draw_frames(film: RobotTrajectory, frames: NDArray[np.int64], size_px: int)
 
 
 def _side(number: int, frames: ArrayLike) -> FloatArray:
-    """[L, 2] what stands for frames of an episode, see `TaskItems`."""
+    """Returns [L, 2] snapshots (episode, frame) for frames of an episode, see `TaskItems`."""
     steps = np.ravel(frames)
     return np.stack([np.full(len(steps), number), steps], axis=1).astype(np.float32)
 
@@ -242,7 +242,7 @@ def _side(number: int, frames: ArrayLike) -> FloatArray:
 def _items(
     episode: ScoredEpisode, frames: NDArray[np.int64], progress: FloatArray | None, asked: Asked
 ) -> tuple[Item, ...]:
-    """The questions about an episode, whose `frames` [n] can be shown."""
+    """Returns the questions about an episode whose `frames` [n] can be shown."""
     goal, number = episode.goal, episode.number
     # in a success the share of its time stands for progress, unless the data have it; in others it is unknown
     share = frames / max(episode.num_frames - 1, 1) if episode.truth else np.full(len(frames), math.nan)
@@ -290,7 +290,7 @@ def _ask_group(
             for answer in block:
                 answers.setdefault(answer.item, []).append((next(orders), items[answer.item], answer))
     except JudgeUnavailable as error:
-        failure = error  # what was answered of these episodes is told first
+        failure = error  # the answers about these episodes are reported first
     begin = 0
     for shown in group:
         indices = range(begin, begin + len(shown.items))
@@ -325,7 +325,7 @@ def _scored(shown: _Shown, rows: Sequence[tuple[int, Item, Answer]], asked: Aske
         success=math.nan if whole is None else whole.value,
         success_status="" if whole is None else whole.status,
         strip=shrink(np.stack([images[frame] for frame in strip.tolist()]), STRIP_PX),
-        # clips that grow would take the square of an episode's length
+        # growing clips would take the square of an episode's length
         rows=tuple(
             (order, replace(item, sides=tuple(side[-1:] for side in item.sides)), answer)
             for order, item, answer in rows
@@ -334,8 +334,9 @@ def _scored(shown: _Shown, rows: Sequence[tuple[int, Item, Answer]], asked: Aske
 
 
 def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answer]]:
-    """Questions whose answers are known, and what was answered, in the order of asking: what the bench's figures are
-    made of. Progress counts along successes alone, whose order in time it is.
+    """Returns the questions with known answers, and the answers, in the order of asking, for the bench's figures.
+
+    Progress counts only along successes, where the order in time is its truth.
     """
     indices: dict[tuple[int, int], int] = {}
     rows = [
@@ -350,7 +351,7 @@ def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answ
 
 
 def find_threshold(episodes: Sequence[ScoredEpisode]) -> tuple[float, bool]:
-    """From where on an episode's worth is called a success, and whether the data's own successes say so."""
+    """Returns the worth from which an episode counts as a success, and whether the data determine it."""
     known = [
         (episode.worth, episode.truth)
         for episode in episodes
@@ -363,12 +364,12 @@ def find_threshold(episodes: Sequence[ScoredEpisode]) -> tuple[float, bool]:
 
 
 def suspicions(episode: ScoredEpisode, threshold: float, other: float = math.nan) -> list[str]:
-    """What looks wrong about an episode, in words; empty where nothing does.
+    """Returns what looks wrong about an episode, in words; empty if nothing does.
 
     Args:
-        episode: with its labels.
-        threshold: of `find_threshold`.
-        other: what another judge thinks the episode is worth; NaN where none was asked.
+        episode: episode with its labels.
+        threshold: threshold from `find_threshold`.
+        other: another judge's worth of the episode; NaN if none was asked.
     """
     found = []
     worth = episode.worth

@@ -1,4 +1,4 @@
-"""Which tasks are asked about, and how much. Suites are played from fixed seeds, nothing is fetched."""
+"""Suites: the tasks that a judge is asked about, and the number of items. Played from fixed seeds, not fetched."""
 
 import difflib
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from rlvlm.judge_bench.archive import SUFFIX, Archive, open_archive
 from rlvlm.judge_bench.hacked import HackedEpisode, read_suite, shipped_suites
 
 VERSION = 4
-"""Version of the way items are made; it must rise with any change, so that rows are only compared with their like."""
+"""Version of the way items are made; it must rise with any change, so that only comparable rows are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """Tasks, and how many items of each."""
+    """Tasks, and the number of items of each."""
 
     name: str
     tasks: tuple[str, ...]
-    """Names of the registry; those that no script plays are left out when the suite is made."""
+    """Names in the registry; those that no script plays are left out when the suite is made."""
     episodes: int = 24
-    """Played of each task, >= 4: in turns straight, with noise, with a script that stops half way, and at random."""
+    """Episodes per task, >= 4: in turn straight, with noise, with a script that stops half way, and at random."""
     pairs: int = 100
-    """Pairs of images of each task, spread over ten bins of difficulty; each is asked in both orders."""
+    """Pairs of images per task, spread over ten difficulty bins; each is asked in both orders."""
     videos: int = 8
     """Episodes of each case: success, near miss, failure, cut short."""
     controls: int = 6
@@ -35,21 +35,21 @@ class Suite:
     tracks: int = 3
     """Straight episodes whose images are scored one by one, `TRACK_IMAGES` of each."""
     success: SuccessRule | None = None
-    """What recorded episodes are taken for that do not say whether they succeeded; None: they are refused."""
+    """Rule for the success of recorded episodes that do not state it; None refuses them."""
     shares_scenes: bool = False
-    """Whether the tasks of a family happen in one scene, so that each other's goals are goals there too."""
+    """Whether the tasks of a family share one scene, so that each other's goals are goals there too."""
     goal: str = ""
-    """What the judge is asked about in place of the task's own goal; empty: that one."""
+    """Goal to ask about; empty for the task's own."""
     hacked: tuple[HackedEpisode, ...] = ()
-    """Episodes of the one task that have fooled judges, asked about beside those that are played."""
+    """Episodes of the only task that have fooled judges, asked about in addition to those that are played."""
     is_table: bool = False
-    """Whether whole clips are asked about whose labels a table has, and nothing is cut of them."""
+    """Whether the items are whole clips, uncut, with labels from a table."""
     frozen: Archive | None = None
-    """The file whose items are asked about in place of new ones; how many they are is known there."""
+    """Frozen file whose items are asked about instead of new ones; it determines their number."""
     draw_path: bool = False
-    """Whether the last image that a judge sees of a side has the path of the hand drawn on it."""
+    """Whether the hand's path is drawn on the last image of each side."""
     player: Callable[[FloatArray], FloatArray] | None = None
-    """Plays envs in steps in their script's place: an action [A] in [-1, 1] for an observation [D]."""
+    """Policy that plays envs in steps instead of their script: an action [A] in [-1, 1] for an observation [D]."""
 
 
 _LIBERO = (
@@ -57,7 +57,7 @@ _LIBERO = (
     *(f"libero_object/{number}" for number in range(10)),
     *(f"libero_goal/{number}" for number in (1, 2, 4, 5, 6, 8, 9)),
 )
-"""Tasks of LIBERO in which one thing is put somewhere; the script does more, but these are quick."""
+"""Tasks of LIBERO in which one thing is put somewhere; the script plays more tasks, but these are quick."""
 _GRIDS = (
     "Empty-Random-6x6-v0 DoorKey-5x5-v0 DoorKey-6x6-v0 DoorKey-8x8-v0 FourRooms-v0 LavaGapS6-v0 SimpleCrossingS9N1-v0 "
     "MultiRoom-N2-S4-v0 Unlock-v0 UnlockPickup-v0 KeyCorridorS3R1-v0"
@@ -101,16 +101,17 @@ SUITES = {
         Suite(name="gym_cards", tasks=("number_line", "ez_points", "points24", "blackjack"), episodes=24, pairs=60),
     )
 }
-"""`tiny` takes two minutes with a small model on two cores."""
+"""Named suites. `tiny` takes two minutes with a small model on two cores."""
 _HACKED = "hacked_"
-"""Begins the names of suites of hacked episodes that ship."""
+"""Prefix of the names of shipped suites of hacked episodes."""
 PERSON_QUESTIONS = 40
-"""Asked of a person by default, which takes about five minutes."""
+"""Default number of questions to a person, which take about five minutes."""
 
 
 def for_person(suite: Suite) -> Suite:
-    """The suite with about `PERSON_QUESTIONS` questions, at least 8 of a task; without controls, which would be half of
-    them.
+    """Returns the suite with about `PERSON_QUESTIONS` questions, at least 8 per task.
+
+    It has no controls, which would be half of them.
     """
     # an episode of each of four cases, and pairs in both orders
     pairs = max(2, (PERSON_QUESTIONS // len(suite.tasks) - 4) // 2)
@@ -123,21 +124,21 @@ def questions_of_person(suite: Suite) -> int:
 
 
 def is_recording(name: str) -> bool:
-    """Whether `name` is the folder of a LeRobot data set, or a table of videos."""
+    """Returns whether `name` is the folder of a LeRobot data set, or a table of videos."""
     return (Path(name) / "meta" / "info.json").is_file() or is_table(name)
 
 
 def is_table(name: str) -> bool:
-    """Whether `name` is a table of videos."""
+    """Returns whether `name` is a table of videos."""
     return Path(name).suffix in TABLES
 
 
 def find_suite(name: str) -> Suite:
-    """The suite of that name; or of the tasks that `name` lists with commas between them, of a LeRobot data set, of
-    a table of videos, of a file of hacked episodes, or of a frozen suite.
+    """Returns the suite called `name`, or one made of comma-separated tasks, a LeRobot data set, a table of videos, a
+    file of hacked episodes, or a frozen suite.
 
     Raises:
-        UsageError: there is neither.
+        UsageError: `name` is none of these.
     """
     if name in SUITES:
         return SUITES[name]

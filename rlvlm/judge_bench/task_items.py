@@ -1,4 +1,4 @@
-"""All items of a task: of a simulator, which plays episodes for them, or of recorded ones."""
+"""Makes all items of a task: from episodes played in a simulator, or from recorded ones."""
 
 import hashlib
 import json
@@ -40,11 +40,11 @@ from rlvlm.judges.prompts import OTHER_GOAL
 logger = logging.getLogger(__name__)
 
 FIRST_SEED = 2**34
-"""First seed of the episodes where seeds may be any number: no run and no training of a small model uses these."""
+"""First seed of the episodes if seeds may be any number: no run and no training of a small model uses these."""
 _DRAWS = 1
-"""Seed of the random numbers: they stay the same where only controls are added, and with them all other items."""
+"""Seed of the draws: they stay the same if only controls are added, and so do all other items."""
 _AFTER_SUCCESS = 3
-"""Steps for which an episode goes on after it was a success."""
+"""Steps for which an episode continues after its success."""
 _STYLES = (
     lambda u: Style(),
     lambda u: Style(noise=0.2 + 0.6 * u),
@@ -53,37 +53,37 @@ _STYLES = (
     lambda u: Style(extent=0.1 + 0.8 * u, rests=True),
     lambda u: Style(noise=0.3, extent=0.5 * u),
 )
-"""How episodes are played, by turns; u is drawn evenly from [0, 1)."""
+"""Styles in which episodes are played, in turn; u is uniform in [0, 1)."""
 _RECORDED_MOMENTS = 40
-"""Most moments that are taken of a recorded episode."""
+"""Maximum number of moments taken from a recorded episode."""
 _LOOKS = 6
-"""Images per task that are kept in small."""
+"""Number of small images kept per task."""
 _FIELDS = 4
 BY_REWARD = "the env gives no info['progress']: an image's truth is the rank of the true reward that led to it"
-"""The bench's note on such an env."""
+"""Note of the bench on such an env."""
 
 
 def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: int, asks_turns: bool) -> TaskItems:
-    """The items of one task of a suite.
+    """Returns the items of one task of a suite.
 
     Args:
-        suite: how many.
-        task: which.
-        config: of its env; `task_env(task)` unless a judge sees it otherwise.
-        size_px: side of the images; envs in turns have their own.
-        seed: of play and draws.
-        asks_turns: whether single turns are scored in place of episodes.
+        suite: sets the number of items.
+        task: name of the task.
+        config: config of its env; `task_env(task)` unless a judge sees it otherwise.
+        size_px: side length of the images; envs in turns have their own.
+        seed: seed of play and draws.
+        asks_turns: whether single turns are scored instead of episodes.
 
     Raises:
         UsageError: there is no such task.
-        MachineError: the machine cannot draw it.
+        MachineError: the machine cannot draw the task.
     """
     env = make_env(task, config, seed)
-    rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))  # apart for each task
+    rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))  # a separate stream for each task
     episodes, note = _play(env, suite, seed, rng), ""
     if not env.has_progress:
         episodes, note = _by_reward(episodes), BY_REWARD
-    # pairs need only a truth that differs; scores need a success to be told from the rest
+    # pairs need only a truth that differs; scores need successes among other cases
     known = episodes if any(episode.is_success for episode in episodes) else []
     elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
     goals = list(getattr(env, "instructions", ()))
@@ -95,7 +95,7 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     scored = turn_items(env, known, 2 * suite.videos, rng) if asks_turns else video_items(known, suite.videos)
     items += [*scored, *score_controls(scored, len(items), suite.controls, elsewhere, goals)]
     items += retests(items, 2 * suite.controls, cameras, env.is_symmetric, rng)
-    # without a success there is nothing that they should score below
+    # without a success they have nothing to score below
     hacked = suite.hacked if known else ()
     items += [_hacked_item(env, episode) for episode in hacked if bool(episode.action) == asks_turns]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
@@ -104,10 +104,10 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
 
 
 def _hacked_item(env: Env[Any, Any], episode: HackedEpisode) -> Item:
-    """What is asked of an episode that has fooled a judge.
+    """Returns the item of an episode that has fooled a judge.
 
     Raises:
-        UsageError: the env cannot draw it again.
+        UsageError: the env cannot draw the episode.
     """
     if episode.snapshots.shape[1] != env.snapshot_size or isinstance(env, PixelEnv):
         sizes = f"{env.snapshot_size} numbers, and a hacked episode has {episode.snapshots.shape[1]}"
@@ -128,20 +128,20 @@ def _hacked_item(env: Env[Any, Any], episode: HackedEpisode) -> Item:
 def recorded_items(
     suite: Suite, task: str, recordings: Iterable[RobotTrajectory | CorruptEpisode], size_px: int, seed: int
 ) -> TaskItems:
-    """The items of recorded episodes whose success is known, which no simulator can play.
+    """Returns the items of recorded episodes with known success, which no simulator can play.
 
-    Their progress is unknown: for a success the share of its time stands for it, and failures are in no pair. Of a
-    table of clips with labels whole clips are in pairs instead, and nothing is cut of them.
+    Their progress is unknown: in a success the share of its time stands for it, and failures are in no pair. For a
+    table of clips with labels, pairs show whole clips instead, and nothing is cut.
 
     Args:
-        suite: how many.
-        task: a name for them.
-        recordings: read to the end; torn ones are left out, which the note says.
-        size_px: images are made so small that no side is longer.
-        seed: of the draws.
+        suite: sets the number of items.
+        task: name for the recordings.
+        recordings: read to the end; corrupt ones are left out, which the note reports.
+        size_px: maximum side length to which images are reduced.
+        seed: seed of the draws.
 
     Raises:
-        UsageError: nothing says which episodes succeeded.
+        UsageError: it is unknown which episodes succeeded.
     """
     rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))
     films: list[RobotTrajectory] = []
@@ -178,7 +178,7 @@ def recorded_items(
         episodes.append(episode)
     goals = sorted({episode.goal for episode in episodes})
     known = [episode for episode in episodes if episode.is_success]
-    if not known:  # failures alone say nothing: any low score would be right
+    if not known:  # failures alone are uninformative: any low score would be right
         episodes = []
 
     if suite.is_table:
@@ -186,7 +186,7 @@ def recorded_items(
         items = [*pairs, *track_items(known, suite.tracks, grows=True)]
         goals = []  # a table has many scenes, and the goal of another one is another task
     else:
-        # a snapshot (episode, step) is its own key: no two moments of a film are taken for one image
+        # a snapshot (episode, step) is its own key: no two moments of an episode count as one image
         items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
     scored = video_items(episodes, suite.videos, is_cut=not suite.is_table)
     items += [*scored, *score_controls(scored, len(items), suite.controls, OTHER_GOAL, goals)]
@@ -199,17 +199,17 @@ def recorded_items(
 
 
 def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, _: str) -> Frames:
-    """The first camera's images of rows (episode, step)."""
+    """Draws the first camera's images of rows (episode, step)."""
     rows = snapshots.astype(int)
     found: dict[tuple[int, int], Frames] = {}
     for number in np.unique(rows[:, 0]).tolist():
-        steps = np.unique(rows[rows[:, 0] == number, 1])  # a film is read once, from its beginning to its end
+        steps = np.unique(rows[rows[:, 0] == number, 1])  # a film is read once, from beginning to end
         found |= zip([(number, step) for step in steps.tolist()], films[number].images(steps)[:, 0], strict=True)
     return shrink(np.stack([found[number, step] for number, step in rows.tolist()]), size_px)
 
 
 def shrink(frames: Frames, size_px: int) -> Frames:
-    """Images of `frames` [N, H, W, 3] with so many rows and columns left out that no side is longer than `size_px`."""
+    """Subsamples `frames` [N, H, W, 3] by whole rows and columns so that no side is longer than `size_px`."""
     scale = max(1, -(-max(frames.shape[1:3]) // size_px))
     return frames[:, ::scale, ::scale]
 
@@ -221,28 +221,29 @@ def _image_items(
     elsewhere: str,
     rng: np.random.Generator,
 ) -> list[Item]:
-    """Pairs with their controls and single images; of `known`, whose progress is known at each moment."""
+    """Returns pairs with their controls, and single images, of episodes `known` with progress at each moment."""
     pairs = draw_pairs(image_key, known, suite.pairs, rng)
     return [*pairs, *pair_controls(pairs, suite.controls, elsewhere, rng), *track_items(known, suite.tracks)]
 
 
 def _task_items(task: str, items: Sequence[Item], draw: Draw, close: Callable[[], None] = lambda: None) -> TaskItems:
-    """All items of a task, with what two machines compare them by."""
+    """Returns all items of a task, with a digest and small images by which two machines are compared."""
     rows = [
         [item.kind, item.case, item.goal, item.action, item.camera, item.source, item.track, item.success]
         + [round(value, 2) for value in item.truth]
         + [[len(side), *np.round(side[[0, -1]].astype(float), 2).ravel().tolist()] for side in item.sides]
         for item in items
     ]
-    # rounded, since machines differ in the last digits; a tiny negative number becomes -0.0 on some of them alone
+    # rounded, since machines differ in the last digits; only some turn tiny negative numbers into -0.0
     text = json.dumps([VERSION, task, rows]).replace("-0.0", "0.0")
     digest = hashlib.sha256(text.encode()).hexdigest()
     return TaskItems(task=task, items=tuple(items), draw=draw, digest=digest, looks=_looks(draw, items), close=close)
 
 
 def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:
-    """The same with the rank of true rewards, as a share of all moments played, in place of progress. No reward led to
-    the start, which is not looked at.
+    """Returns the episodes with the rank of true rewards, as a share of all played moments, instead of progress.
+
+    The start, to which no reward led, is not looked at.
     """
     rewards = np.concatenate([episode.rewards for episode in episodes])
     # ranks and not values: one bonus at the end would make all other rewards look alike
@@ -261,7 +262,7 @@ def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def _play(env: Env[Any, Any], suite: Suite, seed: int, rng: np.random.Generator) -> list[Episode]:
-    """The suite's episodes in all styles; at random where neither a script nor the suite's player plays."""
+    """Plays the suite's episodes in all styles; at random if neither a script nor the suite's player plays."""
     # no state that a run or a small model has trained on, or the bench would measure memory
     first = (FIRST_HELD_OUT_STATE if isinstance(env, ChunkEnv) else FIRST_SEED) + 10_000 * seed
     found = []
