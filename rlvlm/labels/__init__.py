@@ -1,5 +1,5 @@
-"""Labels as an asset: what judges answered, kept so that none is asked twice. Read and written by `judges.cache`.
+"""Labels as an asset: judges' answers, kept so that no question is asked twice. Read and written by `judges.cache`.
 
 A store is a folder that any number of runs share, on one machine or a shared file system, without a server or a lock:
-every writer appends to a segment of its own. `docs/labels.md` describes the files.
+every writer appends to its own segment. `docs/labels.md` describes the files.
 """

@@ -1,4 +1,4 @@
-"""A store as one Parquet file, one row per answer with the truth beside it: for DuckDB, pandas, or a colleague."""
+"""Exports a store as one Parquet file with one row per answer and its truth: for DuckDB, pandas, or a colleague."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from rlvlm.labels.records import StoredAnswer, Truth, answer_key, truth_about
 from rlvlm.labels.store import LabelStore
 
 ROWS_AT_ONCE = 10_000
-"""In memory, and per row group of the file."""
+"""Rows in memory, and per row group of the file."""
 SCHEMA = pa.schema(
     [
         ("key", pa.string()),
@@ -54,25 +54,25 @@ SCHEMA = pa.schema(
         ("correct", pa.bool_()),
     ]
 )
-"""Images are named by digest, as in the store. `correct` is null without a decided label or a truth that decides."""
+"""Columns of the file. Images are digests, as in the store; `correct` is null unless label and truth are decided."""
 
 
 def write_parquet(file: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Writes rows and returns how many, in constant memory. The file appears whole or not at all.
+    """Writes rows in constant memory, and returns their number. The file appears whole or not at all.
 
     Args:
-        file: replaced where there is one.
-        schema: names and types of the columns; what a row lacks is null.
-        rows: by the columns' names. Parquet's text is UTF-8, what a model wrote need not be: its `text` is made so.
+        file: file to write; an existing one is replaced.
+        schema: names and types of the columns; missing values become null.
+        rows: values by column name. Parquet's text is UTF-8, which a model's text need not be: `text` is converted.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk cannot be written.
     """
     count, left = 0, iter(rows)
     with replacing(file) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
         while part := list(islice(left, ROWS_AT_ONCE)):
             for place, row in enumerate(part):
-                if "text" in row:  # a lone surrogate of a model's has no place in UTF-8
+                if "text" in row:  # a model's lone surrogate has no encoding in UTF-8
                     part[place] = {**row, "text": row["text"].encode(errors="replace").decode()}
             writer.write_table(pa.Table.from_pylist(part, schema))
             count += len(part)
@@ -83,11 +83,11 @@ def export_parquet(store: LabelStore, file: Path, *, with_names: bool = False) -
     """Writes every answer of the store, failed ones too; returns and raises as `write_parquet` does.
 
     Args:
-        store: is read.
-        file: replaced where there is one.
+        store: label store to read.
+        file: file to write; an existing one is replaced.
         with_names: whether people keep their names; otherwise they are numbered in the order of their first answers.
     """
-    # truths fit in memory and may stand in any line, so they are read first; answers pass through one by one
+    # truths fit into memory and may be on any line, so they are read first; answers are streamed
     truths = store.truths()
     people: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Images by content: one PNG per distinct image, named by the digest of its pixels. Part of a label store."""
+"""Image files by content: one PNG per distinct image, named by the digest of its pixels. Part of a label store."""
 
 import hashlib
 import json
@@ -15,37 +15,37 @@ from PIL import Image
 from rlvlm.core.disk import write_whole
 
 MAX_PIXELS = 4096 * 4096
-"""Larger images are refused before they are decoded."""
+"""Number of pixels above which an image is refused before it is decoded."""
 MAX_FILE_BYTES = 3 * MAX_PIXELS + 2**20
 _HEX = frozenset("0123456789abcdef")
 _FAST = 1
-"""zlib level: a third of the time of the default for files a tenth larger."""
+"""zlib level: a third of the default's time, for files a tenth larger."""
 
 
 class MissingImage(ValueError):  # noqa: N818 - named for what is found
-    """An image is not in the store, or its file is damaged."""
+    """An image is missing from the store, or its file is damaged."""
 
 
 def image_digest(image: NDArray[Any]) -> str:
-    """SHA-256 of an image's shape, type and pixels; any array has one."""
-    # shape and type belong to it: the same bytes may be another image
+    """Returns the SHA-256 of an array's shape, type and pixels."""
+    # with shape and type: the same bytes may be another image
     digest = hashlib.sha256(json.dumps([image.shape, str(image.dtype)]).encode())
     digest.update(np.ascontiguousarray(image).data if image.size else b"")
     return digest.hexdigest()
 
 
 class ImageStore:
-    """The folder `pictures/` of a store, made with the first image."""
+    """The folder `pictures/` of a store, created with the first image."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, images: Iterable[tuple[str, NDArray[Any]]]) -> int:
-        """Writes what is not there yet, by digest, and returns how many files that were; what is no `[H, W, 3]` uint8
-        image is left out.
+        """Writes the images that are not stored yet, by digest, and returns the number of new files. Arrays other than
+        `[H, W, 3]` uint8 are left out.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk cannot be written.
         """
         num_written = 0
         for digest, image in images:
@@ -53,28 +53,28 @@ class ImageStore:
             if is_image and not (file := self.file(digest)).exists():
                 data = BytesIO()
                 Image.fromarray(np.ascontiguousarray(image)).save(data, format="png", compress_level=_FAST)
-                # not synced, for speed: what a power cut loses or tears is known by its name, the digest
+                # not synced, for speed: a file lost or damaged in a power cut no longer matches its name, the digest
                 write_whole(file, data.getvalue(), is_synced=False)
                 num_written += 1
         return num_written
 
     def load(self, digest: str) -> NDArray[np.uint8]:
-        """The image `[H, W, 3]` of that digest.
+        """Returns the image `[H, W, 3]` with this digest.
 
         Raises:
-            MissingImage: it is not there, or the file holds something else.
+            MissingImage: it is missing, or the file holds something else.
         """
         if not is_digest(digest):
             raise MissingImage(f"an image is named by 64 hexadecimal digits, got {digest[:80]!r}")
         file = self.file(digest)
         try:
-            # no link is followed, and a pipe without a writer is not waited for
+            # follows no link, and does not wait for a pipe without a writer
             with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)
             if len(data) > MAX_FILE_BYTES:
                 raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
             image = Image.open(BytesIO(data), formats=["PNG"])
-            # only the header has been read by now: a small file can promise any number of pixels
+            # only the header has been read so far: a small file can claim any number of pixels
             if image.width * image.height > MAX_PIXELS or image.mode != "RGB":
                 raise ValueError(f"at most {MAX_PIXELS} pixels in RGB are wanted, got {image.mode} {image.size}")
             pixels = np.asarray(image)
@@ -85,15 +85,15 @@ class ImageStore:
         return pixels
 
     def has(self, digest: str) -> bool:
-        """Whether a file of that name is there; `load` checks its content."""
+        """Returns whether a file of that name exists; `load` checks its content."""
         return is_digest(digest) and self.file(digest).exists()
 
     def file(self, digest: str) -> Path:
-        """Where the image of that digest lies, or would lie."""
+        """Returns the path of the image with this digest, whether it exists or not."""
         # 256 folders: file systems get slow with a million entries in one
         return self._folder / digest[:2] / f"{digest}.png"
 
 
 def is_digest(text: object) -> bool:
-    """Whether `text` is a SHA-256 in lower-case hex: nothing else may become part of a path."""
+    """Returns whether `text` is a SHA-256 in lower-case hex, the only text that may become part of a path."""
     return isinstance(text, str) and len(text) == 64 and _HEX.issuperset(text)

@@ -1,11 +1,11 @@
-"""Questions that wait for a person, and what people said: the folder `people/` of a label store.
+"""Questions that wait for a person, and people's answers: the folder `people/` of a label store.
 
 `judges.human` puts questions here and takes answers out; `serving.label_page` shows them to people. The two are
 separate processes that share nothing but this folder, so either may die and come back. As in the store itself, each
-writer appends lines to a segment of its own and nothing is ever changed: an answer that is taken back is one more line.
+writer appends lines to its own segment and nothing is ever changed: taking an answer back is one more line.
 
-An answer is on the disk before the page shows the next question. For `UNDO_S` seconds it can be taken back; then it is
-*kept*: it stands in the label store under the stamp `human:NAME`, and judges take it.
+An answer is on disk before the page shows the next question. It can be taken back for `UNDO_S` seconds; then it is
+*kept*: it goes into the label store under the stamp `human:NAME`, where judges find it.
 """
 
 import fcntl
@@ -28,27 +28,27 @@ from rlvlm.labels.segments import CorruptLine, Place, Segments
 from rlvlm.labels.store import LabelStore
 
 PREFIX = "human:"
-"""Begins the judge's name in the stamp of a person's answer."""
+"""Prefix of the judge's name in the stamp of a person's answer."""
 FOLDER = "people"
 """Folder within a label store; holds the lines, and a lock file for each judge that asks."""
 UNDO_S = 10.0
-"""How long an answer can be taken back, in seconds."""
+"""Time in which an answer can be taken back, in seconds."""
 NAME_RULE = "1 to 32 letters, digits, dots, underscores or hyphens"
 MAX_RATING = 5
-"""A clip is rated from 1 (nothing done) to this (all done)."""
+"""Highest rating of a clip, for a finished task; 1 is the lowest."""
 MANY_EQUAL = 0.5
-"""A share of `equal` above this says that the pairs teach nothing."""
+"""Share of `equal` above which the pairs teach next to nothing."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 _TICKET = re.compile(r"[qr][0-9a-f]{16}")
 _MAX_SECONDS = 3_600.0
 
 
 Choice = Literal["left", "right", "equal", "skip"] | float
-"""What a person says of a question: a side of a pair, or a rating from 1 to `MAX_RATING` of a clip."""
+"""A person's choice: a side of a pair, or the rating of a clip from 1 to `MAX_RATING`."""
 
 
 def check_name(name: str) -> str:
-    """The name of a person, once it is known to be fit for stamps, links and cookies.
+    """Returns the name of a person, after checking that it is fit for stamps, links and cookies.
 
     Raises:
         ValueError: it is not.
@@ -59,7 +59,7 @@ def check_name(name: str) -> str:
 
 
 def new_ticket(*, is_repeat: bool = False, swapped: bool | None = None) -> str:
-    """A fresh name for one showing of a question; says itself how it is shown, so that no server needs to remember it.
+    """Returns a new name for one showing of a question; it encodes the order of the sides, so servers keep no state.
 
     Args:
         is_repeat: whether the person has answered the question before.
@@ -72,26 +72,26 @@ def new_ticket(*, is_repeat: bool = False, swapped: bool | None = None) -> str:
 
 
 def is_swapped(ticket: str) -> bool:
-    """Whether the showing has left and right exchanged."""
+    """Returns whether the showing has left and right exchanged."""
     return bool(int(ticket[-1], 16) & 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What one person said of one question, in one showing."""
+    """One person's answer to one showing of a question."""
 
     question: str
-    """`Question.id`, in the order in which it was asked."""
+    """`Question.id`, for the order in which it was asked."""
     ticket: str
-    """Number of the showing; the same answer sent twice has the same."""
+    """Name of the showing; an answer that is sent twice has the same ticket."""
     name: str
-    """The person's name."""
+    """Name of the person."""
     client: str
-    """Number of the page in the browser that sent it."""
+    """Number of the browser page that sent the answer."""
     choice: Choice
-    """In the order in which the question was asked, whichever way it was shown."""
+    """Choice in the order in which the question was asked, however it was shown."""
     seconds: float
-    """From the moment the images were seen to the answer."""
+    """Seconds from the display of the images to the answer."""
     when: float
     """Unix time, seconds."""
 
@@ -110,21 +110,21 @@ class Said:
 
 @dataclass(kw_only=True, slots=True)
 class Asked:
-    """A question for people, with what they said so far."""
+    """A question for people, with their answers so far."""
 
     question: Question
     agreement: int = 1
-    """How many different people are to answer, >= 1."""
+    """Number of different people to ask, >= 1."""
     each_order: bool = False
-    """Whether the same pair in the other order is another question, as a bench wants it."""
+    """Whether a pair in the other order is another question, as a bench needs it."""
     said: dict[str, Said] = field(default_factory=dict)
-    """By ticket, without what was taken back."""
+    """Answers by ticket, without those taken back."""
     kept: set[str] = field(default_factory=set)
-    """Tickets of answers that stand in the label store."""
+    """Tickets of the answers in the label store."""
 
     @property
     def answers(self) -> dict[str, Said]:
-        """The first answer of each person, by name, repeats left out."""
+        """First answer of each person, by name, without repeats."""
         found: dict[str, Said] = {}
         for said in self.said.values():
             if not said.is_repeat:
@@ -133,13 +133,13 @@ class Asked:
 
     @property
     def is_open(self) -> bool:
-        """Whether more people are to answer."""
+        """Whether more people have to answer."""
         return len(self.answers) < self.agreement
 
     def agreed(self, *, is_final: bool = False) -> Choice | None:
-        """What more than half of the people say; otherwise `equal`, or the mean of the ratings.
+        """Returns the choice of more than half of the people, else `equal` or the mean of the ratings.
 
-        None while answers are missing, or, unless `is_final`, can be taken back.
+        None while answers are missing or, unless `is_final`, can still be taken back.
         """
         given = [said for said in self.answers.values() if is_final or said.ticket in self.kept]
         choices: list[Choice] = [said.choice for said in given[: self.agreement]]
@@ -155,28 +155,28 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PersonFigures:
-    """How a person answers."""
+    """Statistics of a person's answers."""
 
     answers: int
-    """Without repeats."""
+    """Number of answers without repeats."""
     median_s: float
-    """NaN where there are none."""
+    """Median time per answer in seconds; NaN without answers."""
     equal: int
-    """Pairs called equal."""
+    """Number of pairs called equal."""
     pairs: int
     repeats: int
-    """Pairs that were shown again, left and right exchanged."""
+    """Number of pairs that were shown again with left and right exchanged."""
     different: int
-    """Repeats that were answered otherwise than the first time: the person's own error."""
+    """Number of repeats with another answer than the first time: the person's own error."""
 
     @property
     def teaches_little(self) -> bool:
-        """Whether so many pairs are equal to the person that they teach next to nothing."""
+        """Whether the person calls so many pairs equal that they teach next to nothing."""
         return self.pairs >= 10 and self.equal > MANY_EQUAL * self.pairs
 
 
 class PeopleQueue:
-    """The questions of a store that wait for people, as far as this process has read them.
+    """Questions of a store that wait for people, as far as this process has read them.
 
     Args:
         store: keeps images and answers.
@@ -186,17 +186,17 @@ class PeopleQueue:
         self.store = store
         self.folder = store.folder / FOLDER
         self.asked: dict[str, Asked] = {}
-        """By `Question.id`, in the order in which they were first asked."""
+        """Questions by `Question.id`, in the order in which they were first asked."""
         self._lines = Segments(self.folder)
-        self._questions: dict[str, str] = {}  # ticket to question, also of answers that were taken back
+        self._questions: dict[str, str] = {}  # ticket to question, also for answers that were taken back
         self._early: list[tuple[Place, dict[str, Any]]] = []
 
     def refresh(self) -> None:
-        """Takes in what any process wrote since the last look."""
+        """Reads the lines that any process wrote since the last call."""
         found = [*self._early, *self._lines.new_records()]
         self._early = []
         # segments come in the order of their names: an answer may be read before its question, which another process
-        # wrote, and is then taken in later
+        # wrote, and is then kept for the next call
         for place, record in sorted(found, key=lambda item: item[1].get("kind") != "ask"):
             try:
                 self._take(record)
@@ -206,17 +206,17 @@ class PeopleQueue:
                 self._lines.report(place, f"its record makes no sense: {type(error).__name__} {first_line(error)}")
 
     def find(self, question: Question) -> tuple[Asked, bool] | None:
-        """The question as it was asked, and whether that is with left and right exchanged; None where it never was."""
+        """Returns the question as asked, and whether with left and right exchanged; None if it never was."""
         if asked := self.asked.get(question.id):
             return asked, False
         mirrored = self.asked.get(question.swapped.id) if question.kind == "compare" else None
         return (mirrored, True) if mirrored is not None and not mirrored.each_order else None
 
     def ask(self, questions: Iterable[Question], *, agreement: int = 1, each_order: bool = False) -> int:
-        """Opens questions, whose images are in the store, and returns how many were not there yet.
+        """Opens questions, whose images are in the store, and returns the number of new ones.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk cannot be written.
         """
         self.refresh()
         fresh: dict[str, Question] = {}
@@ -229,14 +229,14 @@ class PeopleQueue:
         return len(fresh)
 
     def add(self, said: Said) -> bool:
-        """Notes an answer, on the disk when this returns, and returns whether it counts.
+        """Writes an answer to disk, and returns whether it counts.
 
-        It does not where it was sent before, or the person has answered the question in another window.
+        It does not if it was sent before, or if the person has answered the question in another window.
 
         Raises:
             KeyError: there is no such question.
             ValueError: the question has no such answer.
-            OSError: the disk refused.
+            OSError: the disk cannot be written.
         """
         asked = self.asked[said.question]
         _check_choice(asked.question, said.choice)
@@ -246,7 +246,7 @@ class PeopleQueue:
         return True
 
     def undo(self, client: str) -> Said | None:
-        """Takes back the last answer of a page, and returns it; None where there is none, or it was kept by now."""
+        """Takes back a page's last answer, and returns it; None if there is none, or if it was kept already."""
         found = [
             said
             for asked in self.asked.values()
@@ -260,12 +260,12 @@ class PeopleQueue:
         return last
 
     def keep(self, undo_s: float = UNDO_S) -> int:
-        """Puts answers that are older than `undo_s` into the label store, and returns how many.
+        """Puts answers older than `undo_s` into the label store, and returns their number.
 
-        Killed half way it does so again, which is harmless: of equal lines of a store the first counts.
+        If killed half way it repeats the work, which is harmless: of equal lines in a store the first counts.
 
         Raises:
-            OSError: the disk refused; nothing is lost.
+            OSError: the disk cannot be written; nothing is lost.
         """
         now = time.time()
         ripe = [
@@ -280,11 +280,11 @@ class PeopleQueue:
         return len(ripe)
 
     def waiting(self) -> int:
-        """How many questions wait for a person."""
+        """Returns the number of questions that wait for a person."""
         return sum(asked.is_open for asked in self.asked.values())
 
     def figures(self, name: str) -> PersonFigures:
-        """How a person answers."""
+        """Returns the statistics of a person's answers."""
         first, repeats = [], []
         for asked in self.asked.values():
             for said in asked.said.values():
@@ -303,30 +303,30 @@ class PeopleQueue:
         )
 
     def people(self) -> list[str]:
-        """Names of everybody who answered."""
+        """Returns the names of all people who answered."""
         return sorted({said.name for asked in self.asked.values() for said in asked.said.values()})
 
     def attend(self) -> IO[bytes]:
-        """Marks this process as one that waits for answers, until the file is closed or the process ends."""
-        self.store.mark()  # a folder with anything else in it would be taken for no store
+        """Marks this process as waiting for answers, until the file is closed or the process ends."""
+        self.store.mark()  # a folder with other contents would not count as a store
         askers = self.folder / "askers"
         askers.mkdir(parents=True, exist_ok=True)
         file = open(askers / f"{secrets.token_hex(8)}.lock", "wb")  # noqa: SIM115 - held by the caller
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:  # without locks a page never says that a run has ended
+        except OSError as error:  # without locks a page never learns that a run has ended
             if error.errno not in NOT_OFFERED:
                 raise
         return file
 
     def askers(self) -> Literal["none", "alive", "gone"]:
-        """Whether a run or bench waits for answers; gone: one did, and has ended."""
+        """Returns whether a run or bench waits for answers; gone: one did, and has ended."""
         files = sorted((self.folder / "askers").glob("*.lock")) if self.folder.is_dir() else []
         for path in files:
-            # neither a link nor a pipe is followed or waited for: the store may be somebody else's
+            # follows no link and waits for no pipe: the store is untrusted
             with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel let go of it with the process
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel released it with the process
                 except OSError:
                     return "alive"
         return "gone" if files else "none"
@@ -337,7 +337,7 @@ class PeopleQueue:
         self.refresh()
 
     def _take(self, record: dict[str, Any]) -> None:
-        """Takes in one line; raises where it makes no sense."""
+        """Processes one line; raises if it makes no sense."""
         match record["kind"]:
             case "ask":
                 question = read_question(record["question"])
@@ -362,12 +362,12 @@ class PeopleQueue:
 
 
 def person_stamp(name: str) -> Stamp:
-    """The stamp of a person's answers."""
+    """Returns the stamp of a person's answers."""
     return Stamp(judge=PREFIX + name, revision="", prompt="page/1", decoding="")
 
 
 def to_answer(kind: str, choice: Choice, stamp: Stamp, seconds: float) -> Answer:
-    """A choice as an answer to a question of that kind; `skip` could not be judged, which is `invalid`."""
+    """Converts a choice to an answer to a question of that kind; `skip` becomes `invalid`."""
     if kind == "score":
         value = None if isinstance(choice, str) else (choice - 1) / (MAX_RATING - 1)
         return Score(status=Status.of(value), value=value, stamp=stamp, text=f"{choice}", latency_s=seconds)
@@ -376,13 +376,15 @@ def to_answer(kind: str, choice: Choice, stamp: Stamp, seconds: float) -> Answer
 
 
 def swap_choice(choice: Choice) -> Choice:
-    """The same choice where left and right are exchanged."""
+    """Returns the choice for exchanged sides."""
     return "right" if choice == "left" else "left" if choice == "right" else choice
 
 
 def _stored(question: Question, said: Said) -> tuple[Question, Answer]:
-    """What the label store keeps of an answer. A repeat is an answer to the pair in the other order, as a judge's is
-    that is asked in both: so reports count how often a person agrees with themselves.
+    """Returns the question and answer for the label store.
+
+    A repeat becomes an answer to the pair in the other order, as for a judge that is asked in both, so that reports
+    count how often a person is consistent.
     """
     choice = said.choice
     if said.is_repeat:

@@ -1,4 +1,4 @@
-"""What a line of a store means: an answer with its question and origin, or the truth about a question."""
+"""Records on the lines of a store: an answer with its question and origin, or the truth about a question."""
 
 import hashlib
 import json
@@ -29,19 +29,19 @@ class Question:
     kind: Literal["compare", "score"]
     goal: str
     left: tuple[str, ...]
-    """Images of the left side, in order of time; of the clip, where one is scored."""
+    """Images of the left side, or of the clip to score, in order of time."""
     right: tuple[str, ...] = ()
-    """Images of the right side; none where one clip is scored."""
+    """Images of the right side; empty for a score."""
     goal_picture: tuple[str, ...] = ()
-    """The image of the goal reached, where one was shown."""
+    """Image of the reached goal, if one was shown."""
     action: str = ""
-    """The action within the clip, where the judge is given it."""
+    """Action within the clip, if the judge is told it."""
 
     @property
     def id(self) -> str:
-        """SHA-256 of the question: what truths and answers of several judges have in common."""
+        """SHA-256 of the question: the same for its truth and for the answers of all judges."""
         content = [self.kind, self.goal, self.left, self.right, self.goal_picture]
-        content = [*content, self.action] if self.action else content  # as it was before there were actions
+        content = [*content, self.action] if self.action else content  # without an action as before actions existed
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
@@ -54,7 +54,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """On whose behalf a line was written."""
+    """Run that wrote a line."""
 
     run: str = ""
     """Name of the run's folder, without its path."""
@@ -64,7 +64,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredAnswer:
-    """An answer with everything that is known about it."""
+    """An answer with its question, time and origin."""
 
     key: str
     """`answer_key` of question and stamp."""
@@ -77,7 +77,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Truth:
-    """What the simulator knows about a question. Judges never see it: it comes from the run's records, afterwards."""
+    """Simulator's knowledge about a question. Judges never see it: it comes from the run's records, afterwards."""
 
     question: str
     """`Question.id`."""
@@ -90,28 +90,28 @@ class Truth:
 
     @property
     def values(self) -> tuple[float, float]:
-        """Progress where it is known, returns otherwise: the larger side is nearer to the goal."""
+        """Progress if known, returns otherwise: the larger side is nearer to the goal."""
         values = self.progress or self.returns
         assert values is not None, "a truth has progress or returns"
         return values
 
     @property
     def better(self) -> Label:
-        """The side nearer to the goal, tie where both are equally near."""
+        """Side nearer to the goal, tie if both are equally near."""
         return Label.of(*self.values)
 
     @property
     def swapped(self) -> "Truth":
-        """What is true where left and right are exchanged; still named after the question as it was."""
+        """Truth with left and right exchanged; it keeps the original question's id."""
         progress, returns = self.progress, self.returns
         return replace(self, progress=progress and progress[::-1], returns=returns and returns[::-1])
 
 
 def describe(item: Query | Clip) -> tuple[Question, Images]:
-    """A question by content, and the images it shows."""
+    """Returns a question by content, and the images that it shows."""
     left, right = (item.left, item.right) if isinstance(item, Query) else (item.frames, None)
     sides = [_digests(frames) for frames in (left, right, item.goal_picture)]
-    # pixels are named by content, so the same question of another run, or of another day, is the same question
+    # pixels are named by content, so the same question has the same id in every run
     digests = [tuple(digest for digest, _ in side) for side in sides]
     kind = "compare" if isinstance(item, Query) else "score"
     action = "" if isinstance(item, Query) else item.action
@@ -122,7 +122,7 @@ def describe(item: Query | Clip) -> tuple[Question, Images]:
 
 
 def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None:
-    """What `LabelStore.truths` know about a question, from itself or from the same in the other order."""
+    """Returns the truth in `LabelStore.truths` about a question, or about the same question in the other order."""
     if question.id in truths:
         return truths[question.id]
     # judges are asked in both orders, the simulator states a truth once
@@ -131,19 +131,19 @@ def truth_about(question: Question, truths: Mapping[str, Truth]) -> Truth | None
 
 
 def answer_key(question: str, stamp: Stamp) -> str:
-    """SHA-256 over everything that decides an answer: the question, by its `Question.id`, and who is asked and how."""
+    """Returns the SHA-256 of everything that determines an answer: the question's `Question.id` and the stamp."""
     return hashlib.sha256(json.dumps([question, *asdict(stamp).values()]).encode()).hexdigest()
 
 
 def to_record(item: StoredAnswer | Truth) -> dict[str, Any]:
-    """The JSON object of a line; `from_record` gives an equal item back."""
+    """Returns the JSON object of a line; `from_record` restores an equal item."""
     if isinstance(item, Truth):
         return {"kind": "truth", **_without_empty(asdict(item))}
     answer = asdict(item.answer)
-    for name in ("question", "num_frames"):  # stands elsewhere; of the way it was asked, which the stamp says
+    for name in ("question", "num_frames"):  # stored elsewhere; determined by the form, which the stamp names
         answer.pop(name, None)
     if not all(map(math.isfinite, answer.get("probabilities") or ())):
-        answer["probabilities"] = None  # a broken network's; JSON has no such numbers
+        answer["probabilities"] = None  # from a broken network; JSON has no such numbers
     return {
         "kind": "verdict" if isinstance(item.answer, Verdict) else "score",
         "key": item.key,
@@ -155,10 +155,10 @@ def to_record(item: StoredAnswer | Truth) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
-    """The item of a line's JSON object.
+    """Returns the item of a line's JSON object.
 
     Raises:
-        CorruptLine: it has no such kind, or a field is missing, of the wrong type, or contradicts another.
+        CorruptLine: its kind is unknown, or a field is missing, of the wrong type, or contradicts another.
     """
     try:
         if record["kind"] == "truth":
@@ -166,7 +166,7 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
             if not is_digest(truth.question) or (truth.progress is None and truth.returns is None):
                 raise CorruptLine("a truth names a question, and progress or returns")
             return truth
-        # ids and keys are computed anew: what a line claims about itself is not believed
+        # ids and keys are computed anew: a line's claims about itself are not trusted
         question = read_question(record["question"])
         kind, empty = _KINDS[record["kind"]]
         answer = replace(read_as(kind, {empty: None, **record["answer"]}), question=question.id)
@@ -182,7 +182,7 @@ def from_record(record: dict[str, Any]) -> StoredAnswer | Truth:
 
 
 def read_question(record: dict[str, Any]) -> Question:
-    """The question of a JSON object, whose empty fields may be left out.
+    """Returns the question of a JSON object, whose empty fields may be left out.
 
     Raises:
         CorruptLine: an image is not named by its digest.
@@ -195,29 +195,29 @@ def read_question(record: dict[str, Any]) -> Question:
 
 
 _KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}
-"""What answers a line may hold, and the field that is left out where there is none."""
+"""Kinds of answers on lines, and the field that is left out if there is no value."""
 
 
 _adapter = cache(TypeAdapter)  # a validator takes milliseconds to build
 
 
 def read_as(kind: type[T], value: Any) -> T:
-    """`value`, of a JSON object, as `kind`; ValueError where it is of another type or not finite."""
+    """Converts `value`, from a JSON object, to `kind`; ValueError if it has another type or is not finite."""
     if _has_odd_number(value):
         raise ValueError("a finite number is wanted")
-    # not `validate_json`, whose parser refuses texts that are no UTF-8
+    # not `validate_json`, whose parser refuses texts outside of UTF-8
     return _adapter(kind).validate_python(value)
 
 
 def _has_odd_number(value: Any) -> bool:
-    """Whether a JSON value holds what pydantic takes for a number and we do not: true, NaN or infinity."""
+    """Returns whether a JSON value holds true, false, NaN or infinity, which pydantic accepts as numbers."""
     if isinstance(value, dict | list):
         return any(map(_has_odd_number, value.values() if isinstance(value, dict) else value))
     return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
-    """Digest and pixels of each frame; anything but a stack of images counts as one odd image."""
+    """Returns digest and pixels of each frame; anything but a stack of images counts as one malformed image."""
     if frames is None:
         return []
     images = list(frames) if getattr(frames, "ndim", 0) == 4 else [frames]

@@ -1,6 +1,6 @@
-"""The growing files of a store: each writer appends to one of its own, every reader reads them all.
+"""The growing files of a store: each writer appends to its own, every reader reads them all.
 
-One record per line, each with its own checksum: a torn or flipped line is known as such and costs only itself.
+One record per line, each with its own checksum: a torn or flipped line is detected and affects no other.
 """
 
 import json
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".jsonl"
 MAX_LINE_BYTES = 4 * 2**20
-"""Longer lines are not ours: the longest text that a judge writes is a thousand times shorter."""
+"""Length in bytes above which a line is not ours: the longest text of a judge is a thousand times shorter."""
 _CHECKSUM_CHARS = 8
 _CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a line stands."""
+    """Position of a line."""
 
     file: Path
     offset: int
@@ -37,21 +37,21 @@ class Place:
 
 
 class CorruptLine(ValueError):  # noqa: N818 - named for what is found
-    """A line that is damaged, or that rlvlm did not write."""
+    """The line is damaged, or was not written by rlvlm."""
 
 
 def encode_line(record: dict[str, Any]) -> bytes:
-    """The line of a record, with its line break: CRC-32 in hex, a space, JSON."""
+    """Returns the line of a record, with its line break: CRC-32 in hex, a space, JSON."""
     # ASCII by default: models write lone surrogates, which have no UTF-8
     body = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def decode_line(line: bytes) -> dict[str, Any]:
-    """The record of an untrusted line, with or without its line break.
+    """Returns the record of an untrusted line, with or without its line break.
 
     Raises:
-        CorruptLine: the checksum does not fit, or what it covers is no JSON object.
+        CorruptLine: the checksum does not match, or its content is no JSON object.
     """
     line = line.rstrip(b"\n")
     checksum, body = line[:_CHECKSUM_CHARS], line[_CHECKSUM_CHARS + 1 :]
@@ -70,7 +70,7 @@ def decode_line(line: bytes) -> dict[str, Any]:
 
 
 class Segments:
-    """The folder of all segments, made with the first: appends to one of its own, reads them all."""
+    """The folder of all segments, created with the first: appends to its own segment, reads them all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -78,34 +78,35 @@ class Segments:
         self._process = 0
         self._read_to: dict[Path, int] = {}
         self.damaged: list[tuple[Place, str]] = []
-        """Lines that were not believed, and why."""
+        """Lines that were rejected, with the reason."""
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Adds whole lines in one write, and returns once the disk has them.
+        """Adds whole lines in one write, and returns once they are on disk.
 
         Raises:
-            OSError: the disk refused; the segment is as it was before.
+            OSError: the disk cannot be written; the segment is unchanged.
         """
         if not records:
             return
-        # made with the first record; a process that was forked from a writer's begins a segment of its own
+        # made with the first record; a fork of a writer's process begins its own segment
         if self._own is None or self._process != os.getpid():
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(8)}{SUFFIX}"
             self._own, self._process = self._folder / name, os.getpid()
             self._own.touch(exist_ok=False)
-        # one segment a writer: appends of several machines to one file overwrite each other on a network file system
+        # one segment per writer: on a network file system, appends from several machines to one file overwrite each
+        # other
         append_whole(self._own, b"".join(map(encode_line, records)))
 
     def new_records(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """Records not yielded before, segment by segment in the order of their names.
+        """Yields the records not yielded before, segment by segment in the order of their names.
 
-        A tail without a line break is left for the next look: its writer may be at it, or died over it. A damaged line
-        is put on `damaged` and passed over.
+        A last line without a line break is left for the next call: its writer may still be at work, or died. A damaged
+        line is added to `damaged` and skipped.
         """
         for file in self._files():
             for place, line in _whole_lines(file, self._read_to.get(file, 0)):
-                # before it is decoded, so that a damaged line is reported once and not at every look
+                # before decoding, so that a damaged line is reported only once
                 self._read_to[file] = place.offset + place.length + 1
                 try:
                     record = decode_line(line)
@@ -115,25 +116,25 @@ class Segments:
                     yield place, record
 
     def num_unfinished(self) -> int:
-        """Segments that end without a line break: their writer is at work at this moment, or died over it."""
+        """Returns the number of segments without a final line break: their writer is at work, or died."""
         return sum(file.stat().st_size > self._read_to.get(file, 0) for file in self._files())
 
     def report(self, place: Place, reason: str) -> None:
-        """Notes a line that is not believed."""
+        """Records a rejected line."""
         self.damaged.append((place, reason))
         logger.warning("%s, byte %d: a line is damaged (%s) and not believed", place.file, place.offset, reason)
 
     def _files(self) -> list[Path]:
-        """Regular files alone: a link or a device among them is no segment."""
+        """Returns the regular files: a link or a device among them is no segment."""
         files = self._folder.glob(f"*{SUFFIX}") if self._folder.is_dir() else ()
         return sorted(file for file in files if stat.S_ISREG(file.lstat().st_mode))
 
 
 def read_record(place: Place) -> dict[str, Any]:
-    """The record of one line, read again.
+    """Reads the record of one line again.
 
     Raises:
-        CorruptLine: it is not what it was.
+        CorruptLine: the line has changed.
         OSError: its file is gone.
     """
     with open(place.file, "rb") as stream:
@@ -142,12 +143,12 @@ def read_record(place: Place) -> dict[str, Any]:
 
 
 def _whole_lines(file: Path, start: int) -> Iterator[tuple[Place, bytes]]:
-    """Lines that end, from byte `start` on, in constant memory; of one that is far too long only the beginning."""
+    """Yields complete lines from byte `start` on, in constant memory; a line that is far too long is cut."""
     with open(file, "rb") as stream:
         stream.seek(start)
         while line := stream.readline(MAX_LINE_BYTES + 2):
             length = len(line)
-            # the rest of an endless line is counted and dropped; its last byte says whether it ended
+            # the rest of an endless line is counted and dropped; its last byte shows whether it is complete
             while not line.endswith(b"\n") and (more := stream.readline(_CHUNK_BYTES)):
                 length += len(more)
                 line = line[: MAX_LINE_BYTES + 1] + more[-1:]

@@ -29,22 +29,22 @@ from rlvlm.labels.records import (
 from rlvlm.labels.segments import CorruptLine, Place, Segments, read_record
 
 SCHEMA = 1
-"""Rises when older code could no longer read what newer code writes."""
+"""Version of the format; it rises when older code can no longer read what newer code writes."""
 _MARK, _WHAT = "store.json", "rlvlm label store"
 
 
 class LabelStore:
-    """Answers by content, for every judge that ever answered into the folder.
+    """Answers by content, from every judge that ever answered into the folder.
 
-    `store.json` names the schema, `lines/` holds the segments, `pictures/` one PNG per distinct image. Nothing is
-    ever changed or removed, there is no lock, and a line that is there twice is harmless: the first one counts. What a
-    crash tears or a disk flips is known by its checksum and costs that one line.
+    `store.json` names the schema, `lines/` holds the segments, `pictures/` one PNG per distinct image. Nothing is ever
+    changed or removed, there is no lock, and a duplicate line is harmless: the first one counts. Lines damaged by a
+    crash or the disk are detected by their checksums and affect no others.
 
-    In memory there is where each answer stands, about 300 bytes; texts and images stay on the disk.
+    The position of each answer is held in memory, about 300 bytes; texts and images stay on disk.
 
     Args:
-        folder: made with the first line.
-        origin: written beside every line, so that a shared store knows who asked.
+        folder: folder of the store, created with the first line.
+        origin: written beside every line, so that a shared store shows who asked.
 
     Raises:
         UsageError: the folder holds something else, or a store of a newer schema.
@@ -61,19 +61,19 @@ class LabelStore:
 
     @property
     def num_damaged(self) -> int:
-        """Lines met so far that were not believed."""
+        """Number of rejected lines so far."""
         return len(self._lines.damaged)
 
     def __len__(self) -> int:
-        """Distinct answers known; call `refresh` to see what others wrote meanwhile."""
+        """Number of distinct known answers; `refresh` adds those that others wrote meanwhile."""
         return len(self._places)
 
     def refresh(self) -> None:
-        """Takes in what was written since the last look, by any process. Costs a folder listing when nothing was."""
+        """Reads what any process wrote since the last call; costs a folder listing if there is nothing new."""
         for place, record in self._lines.new_records():
             if record.get("kind") == "truth":
                 continue
-            try:  # where it stands; it is parsed once it is asked for
+            try:  # only its position; it is parsed when it is asked for
                 key, is_failed = bytes.fromhex(record["key"]), record["answer"]["status"] == Status.FAILED
             except (KeyError, TypeError, ValueError) as error:
                 self._lines.report(place, f"its record makes no sense: {type(error).__name__}")
@@ -82,7 +82,7 @@ class LabelStore:
                 self._places.setdefault(key, (place.file, place.offset, place.length))
 
     def find(self, key: str) -> Answer | None:
-        """The answer of that `answer_key`, None where there is none that can be believed."""
+        """Returns the answer with this `answer_key`; None if there is no valid one."""
         place = self._places.get(bytes.fromhex(key))
         if place is None:
             return None
@@ -92,14 +92,14 @@ class LabelStore:
             self._lines.report(Place(*place), str(error))
             del self._places[bytes.fromhex(key)]
             return None
-        # the line was read again just now, so what it says is checked again
+        # the line was read again just now, so its content is checked again
         return item.answer if isinstance(item, StoredAnswer) and item.key == key else None
 
     def add_answers(self, answers: Sequence[tuple[Question, Answer]]) -> None:
-        """Appends answers; they are on the disk when this returns. Failed ones are noted but never found.
+        """Appends answers to disk before it returns. Failed ones are recorded but never found.
 
         Raises:
-            OSError: the disk refused; nothing was added.
+            OSError: the disk cannot be written; nothing was added.
         """
         now = time.time()
         self._append(
@@ -116,50 +116,52 @@ class LabelStore:
         )
 
     def add_truths(self, truths: Iterable[Truth]) -> None:
-        """Appends what the simulator knows about questions, under this store's origin and time.
+        """Appends the simulator's truths about questions, under this store's origin and time.
 
         Raises:
-            OSError: the disk refused; nothing was added.
+            OSError: the disk cannot be written; nothing was added.
         """
         now = time.time()
         self._append([replace(truth, when=now, origin=self._origin) for truth in truths])
 
     def keep_images(self, images: Images) -> None:
-        """Writes those images of `describe` that are not there yet. Keep them before the answers about them.
+        """Writes those images of `describe` that are not stored yet. Keep them before the answers about them.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk cannot be written.
         """
         self.mark()
         self._image_store.keep(images)
 
     def image(self, digest: str) -> NDArray[np.uint8]:
-        """The image `[H, W, 3]` of that digest.
+        """Returns the image `[H, W, 3]` with this digest.
 
         Raises:
-            MissingImage: it is not there, or its file is damaged.
+            MissingImage: it is missing, or its file is damaged.
         """
         return self._image_store.load(digest)
 
     def mark(self) -> None:
-        """Makes the folder a label store. The first answer or image does so too, so a run that asks no judge leaves no
-        empty store behind.
+        """Makes the folder a label store.
+
+        The first answer or image does so too, so a run that asks no judge leaves no empty store behind.
         """
         if not self._is_marked:
-            # in one move; several writers may do so at once, with the same words
+            # in one move; several writers may do so at once, with the same content
             write_whole(self.folder / _MARK, json.dumps({"what": _WHAT, "schema": SCHEMA}) + "\n")
             self._is_marked = True
 
     def has_images(self, question: Question) -> bool:
-        """Whether a file is there for every image of the question."""
+        """Returns whether a file exists for every image of the question."""
         return all(map(self._image_store.has, (*question.left, *question.right, *question.goal_picture)))
 
     def answers(self) -> Iterator[StoredAnswer]:
-        """Every answer, failed ones included, in the order of the segments; of equal keys the first that is no failure.
+        """Yields every answer in the order of the segments, also failed ones; of equal keys the first that did not
+        fail.
 
-        Reads from the disk, in constant memory but for the keys met.
+        Reads from disk, in constant memory except for the keys.
         """
-        # the same answer may stand in several runs' segments; failures are kept apart, as each was an attempt
+        # the same answer may be in several runs' segments; failures are all yielded, as each was an attempt
         met: set[bytes] = set()
         for item in self._items():
             if isinstance(item, StoredAnswer):
@@ -171,7 +173,7 @@ class LabelStore:
                     yield item
 
     def truths(self) -> dict[str, Truth]:
-        """What is known about questions, by `Question.id`; of several lines the first that knows the progress."""
+        """Returns the truths by `Question.id`; of several lines the first with progress counts."""
         known: dict[str, Truth] = {}
         for item in self._items():
             if isinstance(item, Truth):
@@ -182,9 +184,9 @@ class LabelStore:
         return known
 
     def stamps(self) -> Counter[Stamp]:
-        """Who answered, and how often; failed answers do not count."""
+        """Returns the judges' stamps with their numbers of answers, without failed ones."""
         counts: Counter[Stamp] = Counter()
-        # of the bare records: only who answered is wanted, and validating whole answers costs most of a read
+        # from the bare records: only stamps are needed, and validating whole answers costs most of a read
         for _, record in Segments(self.folder / "lines").new_records():
             with suppress(KeyError, TypeError, AttributeError):  # a record that makes no sense is skipped
                 if record["kind"] != "truth" and record["answer"]["status"] != Status.FAILED:
@@ -193,7 +195,7 @@ class LabelStore:
         return counts
 
     def count_lines(self) -> Counter[str]:
-        """How many lines there are of each kind, damaged and unfinished ones among them."""
+        """Returns the number of lines by kind, damaged and unfinished ones included."""
         reader, counts = Segments(self.folder / "lines"), Counter[str]()
         for item in self._items(reader):
             is_verdict = isinstance(item, StoredAnswer) and isinstance(item.answer, Verdict)
@@ -201,7 +203,7 @@ class LabelStore:
         return counts + Counter(damaged=len(reader.damaged), unfinished=reader.num_unfinished())
 
     def _items(self, reader: Segments | None = None) -> Iterator[StoredAnswer | Truth]:
-        """Every line that makes sense, read from the start."""
+        """Yields the item of every valid line, from the start."""
         reader = reader or Segments(self.folder / "lines")
         for place, record in reader.new_records():
             try:
@@ -216,15 +218,15 @@ class LabelStore:
 
 
 def is_store(folder: Path) -> bool:
-    """Whether `folder` is a label store, of whatever schema."""
+    """Returns whether `folder` is a label store, of any schema."""
     return (Path(folder) / _MARK).is_file()
 
 
 def open_store(folder: Path) -> LabelStore:
-    """A store that must be there already.
+    """Opens an existing store.
 
     Raises:
-        UsageError: it is not, or is of a newer schema.
+        UsageError: there is none, or it has a newer schema.
     """
     if not is_store(folder):
         raise UsageError(
@@ -237,14 +239,14 @@ def open_store(folder: Path) -> LabelStore:
 
 
 def _check_mark(folder: Path) -> bool:
-    """Whether the folder is marked as a store of a schema that we read.
+    """Returns whether the folder is marked as a store of a schema that we read.
 
     Raises:
         UsageError: it is a store of another schema, or is in use for something else.
     """
     file = folder / _MARK
     if not file.is_file():
-        # a draft of the mark is another writer's, who is about to make it
+        # a draft of the mark belongs to another writer, who is about to create it
         is_foreign = (
             not entry.name.startswith(f".{_MARK}.") for entry in (folder.iterdir() if folder.is_dir() else ())
         )
@@ -259,7 +261,7 @@ def _check_mark(folder: Path) -> bool:
             f"{file} does not say which label store this is",
             f'if the rest is whole, write {{"what": "{_WHAT}", "schema": {SCHEMA}}} into it',
         )
-    if schema > SCHEMA:  # writing into it could harm what newer code relies on
+    if schema > SCHEMA:  # writing into it could break what newer code relies on
         raise UsageError(
             f"{folder} is a label store of schema {schema}; this rlvlm reads schemas up to {SCHEMA}",
             "use the rlvlm that wrote it, or a newer one",
@@ -268,10 +270,10 @@ def _check_mark(folder: Path) -> bool:
 
 
 def _schema_of(file: Path) -> int | None:
-    """The schema that a mark names; None where it is no mark of ours."""
+    """Returns the schema in a mark; None if the mark is not ours."""
     try:
         with open(file, "rb") as stream:
-            mark = json.loads(stream.read(4_096))  # a mark is short; anything else of that name may be huge
+            mark = json.loads(stream.read(4_096))  # a mark is short; a foreign file of that name may be huge
         schema = mark["schema"] if mark["what"] == _WHAT else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
