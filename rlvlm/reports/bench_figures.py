@@ -1,6 +1,6 @@
-"""The images of a judge's bench: what it would teach, how it compares by difficulty, how it scores by truth.
+"""Figures of a judge's bench: what it would teach, accuracy by difficulty, scores by truth.
 
-Each is as wide as a column of the page, which a phone shows whole.
+Each is as wide as a column of the page, which fits on a phone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from rlvlm.reports.judge_figures import THEIRS, shares_of, shorten
 from rlvlm.runs.plots import COLOURS, INK, OUTCOMES, STYLE
 
 WIDTH = 5.2
-"""Inches."""
+"""Width of a figure, in inches."""
 GRADE_COLOURS: dict[str, str] = {
     "good enough": "#2a9d8f",
     "probably good enough": "#7cc4bb",
@@ -36,7 +36,7 @@ _ROWS = (
     | dict.fromkeys(FAILURES, _CONTROL)
     | {"jump": _GOOD, "other camera": _GOOD, "mirrored": _GOOD}
 )
-"""Cases and controls from top to bottom, and a colour for each: green where the goal is reached."""
+"""Cases and controls from top to bottom, each with its colour: green if the goal is reached."""
 assert set(CASES) < set(_ROWS)
 
 
@@ -47,19 +47,19 @@ def draw_bench(
     items: Sequence[Item],
     answers: Sequence[Answer],
 ) -> tuple[dict[str, Figure], dict[str, Figure]]:
-    """The images of a bench by what they show: what the judge would teach, and how it answers.
+    """Returns two sets of figures by title: what the judge would teach, and how it answers.
 
     Args:
-        row: as of `judge_bench.bench.summarise`.
-        predictions: for the tasks that were asked about.
+        row: row returned by `judge_bench.bench.summarise`.
+        predictions: predictions for the tasks that were asked about.
         runs: rows of `prediction.read_curve`.
-        items: [N], in the order of asking.
-        answers: [N], likewise.
+        items: [N] in the order of asking.
+        answers: [N] in the order of asking.
     """
     asked = [(prediction.task, prediction.kind) for prediction in predictions]
     with matplotlib.rc_context(STYLE):
         teaches = {"worth of its answers, task by task": draw_worths(predictions)} if predictions else {}
-        # a curve of another task says nothing of this judge beyond the limits that the image of its worth shows
+        # curves of other tasks show only the limits that the figure of the worth shows too
         for task, kind in dict.fromkeys((run["task"], run["kind"]) for run in runs):
             if (task, kind) in asked:
                 own = [run for run in runs if (run["task"], run["kind"]) == (task, kind)]
@@ -74,8 +74,9 @@ def draw_bench(
 
 
 def draw_worths(predictions: Sequence[ExpectedSuccess]) -> Figure:
-    """The worth of a judge's answers on each task, with its 90 % interval, coloured by the grade; behind them up to
-    where no run with this kind of question learned, and from where on all did.
+    """Draws the worth of a judge's answers on each task, with its 90 % interval, coloured by grade.
+
+    The background shows up to which worth no run with this kind of question learned, and from which all did.
     """
     figure = Figure(figsize=(WIDTH, 1.5 + 0.27 * len(predictions)), layout="constrained")
     axes = figure.add_subplot()
@@ -108,8 +109,9 @@ def draw_worths(predictions: Sequence[ExpectedSuccess]) -> Figure:
 def draw_success(
     runs: Sequence[Mapping[str, str]], predictions: Sequence[ExpectedSuccess] = (), columns: int = 3
 ) -> Figure:
-    """Success after training against the worth of a judge's answers: a panel per task, `columns` side by
-    side. `runs` are rows of `prediction.read_curve`; the place of the judge that `predictions` are of is marked.
+    """Draws success after training against the worth of a judge's answers: a panel per task, `columns` in a row.
+
+    `runs` are rows of `prediction.read_curve`; the judge of `predictions` is marked.
     """
     curves = fit_curves(runs)
     with matplotlib.rc_context(STYLE):
@@ -127,7 +129,7 @@ def draw_success(
         panels[0].set_ylabel("success after training")
         if columns > 1:
             panels[0].legend(fontsize=8, loc="lower right")
-        else:  # the judge may stand anywhere in the panel
+        else:  # the judge may be anywhere in the panel
             figure.legend(fontsize=8, loc="outside lower center", ncols=4, columnspacing=1.2, handlelength=1.6)
         for axes in panels[len(curves) :]:
             axes.set_axis_off()
@@ -135,7 +137,7 @@ def draw_success(
 
 
 def _mark(axes: Axes, prediction: ExpectedSuccess) -> None:
-    """Marks a judge: its worth with the interval, and the success to expect where any is."""
+    """Marks a judge: its worth with the interval, and the expected success if there is one."""
     worth, colour = 100 * prediction.worth, COLOURS[1]
     axes.axvspan(100 * prediction.worth_low, 100 * prediction.worth_high, color=colour, alpha=0.15, linewidth=0)
     if prediction.success is None or prediction.low is None or prediction.high is None:
@@ -150,8 +152,8 @@ def _mark(axes: Axes, prediction: ExpectedSuccess) -> None:
 
 
 def draw_difficulty(row: Mapping[str, Any]) -> Figure:
-    """How many of the decided labels are right, by the gap in progress, with 95 % intervals, and how many answers are
-    undecided or unread; below it each task by itself, where there are several.
+    """Draws the share of right labels among the decided by the gap in progress, with 95 % intervals, and the share of
+    undecided or unread answers; below, each task separately if there are several.
     """
     tasks = {
         task: np.array(figures["pairs"].get("by_difficulty", np.zeros((NUM_BINS, 3))))
@@ -192,8 +194,8 @@ def draw_difficulty(row: Mapping[str, Any]) -> Figure:
 
 
 def draw_scores(items: Sequence[Item], answers: Sequence[Answer], threshold: float | None) -> Figure:
-    """Every score of an episode or turn by what is true of it, with the middle half of each row; and the share that
-    scores from `threshold` on, where there is one.
+    """Draws every score of an episode or turn by its case, with the middle half of each row; and the share of scores
+    from `threshold` on, if there is one.
     """
     scored = [
         (item.case, answer.value) for item, answer in zip(items, answers, strict=True) if np.isfinite(answer.value)
@@ -222,7 +224,7 @@ def draw_scores(items: Sequence[Item], answers: Sequence[Answer], threshold: flo
 
 
 def _swarm(values: Floats) -> Floats:
-    """[N] how far each point is moved aside so that equal scores lie beside each other, within 0.36 of a row."""
+    """Returns [N] offsets that place equal scores side by side, within 0.36 of a row."""
     bins = np.round(50 * values).astype(int)
     aside = np.zeros(len(values))
     widest = max(np.unique(bins, return_counts=True)[1])

@@ -35,10 +35,10 @@ _SHOWN = 4
 
 
 class WorstAnswers:
-    """Collects the worst answers with their images, task by task, since an env is only there while it is asked about.
+    """Collects the worst answers with their images, task by task, since an env exists only while it is asked about.
 
     Args:
-        num_frames: most images of an episode that the judge was shown.
+        num_frames: maximum number of images per episode that the judge was shown.
     """
 
     def __init__(self, num_frames: int) -> None:
@@ -47,18 +47,18 @@ class WorstAnswers:
         self._scores: list[tuple[float, dict[str, Any]]] = []
 
     def add(self, made: TaskItems, answers: Sequence[Answer]) -> None:
-        """Looks at the answers to a task."""
+        """Takes in the answers to a task."""
         judged = [(made.items[answer.item], answer) for answer in answers]
-        # of wrong labels the widest gaps, of each pair one order
+        # wrong labels with the widest gaps, one order of each pair
         wrong = {
             answer.item: (item, answer)
             for item, answer in judged
             if item.case == "pair" and outcome_of(item, answer) == "wrong"
         }
         widest = sorted(wrong.values(), key=lambda pair: -abs(pair[0].gap))[:MAX_WORST]
-        # drawn now, a few more than are shown in the end: the task's env is closed when the next one begins
+        # drawn now, a few more than are shown: the task's env is closed when the next one begins
         self._pairs += [(abs(item.gap), _pair_card(made, item, answer)) for item, answer in widest]
-        # of scores of episodes, turns and controls those that are farthest from the truth, 0 or 1
+        # scores of episodes, turns and controls that are farthest from the truth, 0 or 1
         scored = [
             (abs(answer.value - item.success), item, answer)
             for item, answer in judged
@@ -94,8 +94,8 @@ class WorstAnswers:
 def bench_page(
     row: Mapping[str, Any], worst: WorstAnswers, teaches: Mapping[str, Figure], answered: Mapping[str, Figure]
 ) -> str:
-    """The page's HTML: the figures and faults of `summarise`, the images of `draw_bench` by what they show, and the
-    worst answers with theirs.
+    """Returns the page's HTML: figures and faults of `summarise`, the figures of `draw_bench` by title, and the worst
+    answers.
     """
     bins = row["figures"]["pairs"].get("by_difficulty", [])
     difficulty = [
@@ -148,6 +148,6 @@ def _pair_card(made: TaskItems, item: Item, answer: Answer) -> dict[str, Any]:
 
 
 def _small(frames: Frames) -> list[str]:
-    """Encoded images of at most `_CARD_PX` or a little more."""
+    """Returns encoded images with longer sides of about `_CARD_PX`."""
     step = max(1, max(frames.shape[1:3]) // _CARD_PX)
     return [f"data:image/png;base64,{encode_png(np.ascontiguousarray(frame[::step, ::step]))}" for frame in frames]

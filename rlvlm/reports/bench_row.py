@@ -1,4 +1,4 @@
-"""A row of judge-bench in words, for the terminal and the page, and the rows of several judges side by side."""
+"""Formats a row of judge-bench for the terminal and the page, and compares the rows of several judges."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ from rlvlm.reports.bench_figures import ASKED_FOR
 TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
 """Columns of the tables with a line per task."""
 GRADE_HEADS = ("task", "asked for", "for training", "worth", "expected success")
-"""Columns of the table that says whether to train; the grade stands where a phone shows it."""
+"""Columns of the table that says whether to train; the grade comes early, where a phone shows it."""
 _TAKEN = {"assumed": "all are taken for successes", "none": "none is taken for a success"}
 _TOLERANCE = 3.0
-"""Grey levels by which fields of two machines' images may differ: renderers round and smooth differently."""
+"""Tolerated difference in grey levels between two machines' fields: renderers round and smooth differently."""
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """Prints a row: figures of all tasks, one line per task, and what is wrong."""
+    """Prints a row: figures over all tasks, one line per task, and the faults."""
     console = plain_console(soft_wrap=True)
     console.print(f"\n{judge_name(row)} on {row['bench']['suite']}", style="bold")
     if not row["bench"]["is_whole"]:
@@ -35,7 +35,7 @@ def print_row(row: Mapping[str, Any]) -> None:
     if not row["faults"]:
         console.print("no known fault was found")
     for place, way in enumerate(row["remedies"]):
-        # they come best first, and only the best is worth its settings
+        # the best comes first, and only the best is worth its settings
         advice = f" ({way['settings']})" if way["settings"] and not place else ""
         console.print(f"{way_of_asking(way)}{advice}")
     console.print("\nGood enough to train with?", style="bold")
@@ -46,7 +46,7 @@ def print_row(row: Mapping[str, Any]) -> None:
 
 
 def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Cells under `GRADE_HEADS` of what was predicted, one line per task and kind of question."""
+    """Returns the predictions as cells under `GRADE_HEADS`, one line per task and kind of question."""
     found = []
     for expected in (ExpectedSuccess(**prediction) for prediction in row["prediction"]):
         success = "-"
@@ -59,7 +59,7 @@ def grade_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def grade_notes(row: Mapping[str, Any]) -> list[str]:
-    """What the columns of `grade_lines` mean, and what the grades of tasks without runs rest on."""
+    """Returns notes on the columns of `grade_lines`, and on the grades of tasks without runs."""
     rule = row["bench"].get("success")  # rows of older benches have none
     notes = [f"The data do not say which episodes succeeded: with --success {rule}, {_TAKEN[rule]}."] if rule else []
     if not row["prediction"]:
@@ -95,7 +95,7 @@ def grade_notes(row: Mapping[str, Any]) -> list[str]:
 
 
 def way_of_asking(way: Mapping[str, Any]) -> str:
-    """What a label costs and says where pairs are asked in one way (`judge_bench.remedies`)."""
+    """Returns a sentence on the cost and worth of a label for one way of asking (`judge_bench.remedies`)."""
     says = (
         f"labels worth those of a judge that is right in {100 * way['worth']:.0f} %, {way['undecided']:.0%} undecided"
     )
@@ -105,16 +105,16 @@ def way_of_asking(way: Mapping[str, Any]) -> str:
 
 
 def judge_name(row: Mapping[str, Any]) -> str:
-    """The judge that was measured, with its prompt."""
+    """Returns the name of the measured judge, with its prompt."""
     judge = row["judge"]
     path = "with the hand's path" if row["bench"].get("draw_path") else ""
     return " ".join(filter(None, (judge["judge"], judge["prompt"], path)))
 
 
 def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """A row's figures as text by what they are, table by table; `-` where nothing was asked."""
+    """Returns a row's figures as text, by table and name; `-` if nothing was asked."""
     pairs, scores, cost = (row["figures"][name] for name in ("pairs", "scores", "cost"))
-    # [10, 3] right, wrong and the rest of the pairs whose gap lies in each tenth, the hardest first
+    # [10, 3] right, wrong and other answers by tenths of the gap, the hardest first
     bins = np.array(pairs.get("by_difficulty", np.zeros((10, 3))))
     hard, easy = bins[:3].sum(0), bins[7:].sum(0)
     false = scores.get("false_positives", {})
@@ -161,7 +161,7 @@ def cells(row: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One line of cells per task."""
+    """Returns one line of cells per task."""
     return [
         (
             task,
@@ -176,18 +176,18 @@ def task_lines(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def percent(hits: float, count: float) -> str:
-    """`hits` of `count` as a share; `-` of none."""
+    """Returns `hits` / `count` in percent; `-` if the count is 0."""
     return f"{100 * hits / count:.1f} %" if count else "-"
 
 
 def compare_benches(paths: Sequence[Path]) -> int:
     """Prints the rows of several judges side by side, and returns the exit code.
 
-    Figures of all tasks together only where all judges were asked about the same tasks; then those of each task that
-    they have in common. `paths` are rows, or folders with one.
+    Figures over all tasks are shown only if all judges were asked about the same tasks; then come those of each common
+    task. `paths` are rows, or folders with one.
 
     Raises:
-        UsageError: a file is no row, or two rows are about other items.
+        UsageError: a file is no row.
     """
     rows = list(map(_printable, paths))
     if len(rows) < 2:
@@ -196,7 +196,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
     for path, row in zip(paths[1:], rows[1:], strict=True):
         for line in differences(rows[0], row):
             console.print(f"{path} against {paths[0]}: {line}")
-    # a figure of all tasks together says nothing where one judge was asked about easier ones
+    # a figure over all tasks means nothing if one judge was asked about easier ones
     common = [task for task in rows[0]["tasks"] if all(task in row["tasks"] for row in rows)]
     if all(row["tasks"].keys() == rows[0]["tasks"].keys() for row in rows):
         tables = [{name: cell for table in cells(row).values() for name, cell in table.items()} for row in rows]
@@ -217,10 +217,10 @@ def compare_benches(paths: Sequence[Path]) -> int:
 
 
 def _printable(path: Path) -> Mapping[str, Any]:
-    """The row in a file or folder.
+    """Reads the row in a file or folder.
 
     Raises:
-        UsageError: it cannot be read, or lacks what is printed.
+        UsageError: it cannot be read, or lacks a printed part.
     """
     row = read_row(path)
     try:
@@ -234,7 +234,7 @@ def _printable(path: Path) -> Mapping[str, Any]:
 
 
 def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Why two rows are not about the same items, in words; empty where they are, images equal within a tolerance."""
+    """Returns the differences in items between two rows, in words; empty if they agree, images within a tolerance."""
     found = []
     ours, theirs = row["manifest"], other["manifest"]
     if ours.keys() != theirs.keys():
@@ -244,7 +244,7 @@ def differences(row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         found.append(f"other items of {', '.join(changed)}: another number, form of score, seed, version or machine")
     for task in ours:
         if task in theirs and task not in changed:
-            # items agree to the bit; images only about so, as each machine draws them anew
+            # items agree exactly; images only approximately, as each machine draws its own
             looks = np.array(ours[task]["looks"], float), np.array(theirs[task]["looks"], float)
             if looks[0].shape != looks[1].shape or (looks[0].size and np.abs(looks[0] - looks[1]).max() > _TOLERANCE):
                 found.append(f"other images of {task}: another size, look or renderer")

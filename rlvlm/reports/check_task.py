@@ -1,6 +1,6 @@
-"""`rlvlm check-task`: does a task keep the promises of its env, and do its images show what they should?
+"""`rlvlm check-task`: checks the contract of a task's env, and shows images of play.
 
-One report for all kinds of env: the contract, what it costs, how far random play and its script get, a contact sheet.
+One report for all kinds of env: the contract, its costs, results of random play and of the script, a contact sheet.
 """
 
 import time
@@ -26,48 +26,48 @@ from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
 from rlvlm.runs.recipes import recipe
 
 _SHORT_EPISODE = {StepEnv: 25, ChunkEnv: 20}
-"""Env steps per episode while the contract is checked, so that it meets their end."""
+"""Env steps per episode in the check of the contract, few enough to reach the time limit."""
 _STARTS = 100
 """Seeds from which starts in turns are counted."""
 _ROWS = 3
-"""Episodes in turns of each player on the sheet."""
+"""Episodes of each player on the sheet, for envs in turns."""
 
 
 Plays = dict[str, list[Episode]]
-"""Episodes, at least one of each, by who played them."""
+"""Episodes, at least one of each, by player."""
 
 
 def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
-    """Checks a task, prints what was found, writes the sheet, and returns the exit code.
+    """Checks a task, prints the findings, writes the sheet, and returns the exit code.
 
     Args:
-        task: a name of the registry, or `package.module:NAME`.
+        task: name in the registry, or `package.module:NAME`.
         out: the image to write.
-        num_episodes: of each player (of envs in steps from each of the two starts); >= 1.
-        seed: of the first episode; the others follow.
+        num_episodes: episodes of each player (for envs in steps from each of the two starts), >= 1.
+        seed: seed of the first episode; the others follow.
 
     Raises:
-        UsageError: there is no such task, it breaks the env contract, or `out` is no image.
-        MachineError: the machine cannot draw it.
+        UsageError: there is no such task, it breaks the env contract, or `out` is not the name of an image.
+        MachineError: the machine cannot draw the task.
     """
-    if out.suffix.lower() not in Image.registered_extensions():  # said before minutes of play, and not after them
+    if out.suffix.lower() not in Image.registered_extensions():  # raised before minutes of play, not after
         raise UsageError(f"{out} is not the name of an image", f"--out {out.name}.png")
     console = QuietConsole(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{task}: {task_goal(task)}", style="bold")
     env: Env[Any, Any] = make_env(task, task_env(task), seed)
     with _violations_named(task, env):
         check_form(env)
-    # only envs in steps know a fixed and a random start; the others draw each start from the seed
+    # only envs in steps have a fixed and a random start; the others draw each start from the seed
     is_steps = isinstance(env, StepEnv)
     starts = {f"{start} start, ": start for start in ("fixed", "random")} if is_steps else {"": None}
     plays: Plays = {}
     for prefix, start in starts.items():
         player_env = make_env(task, replace(recipe(task).env, start=start), seed) if start else env
         for name, play in players(player_env).items():
-            # processor time: on a busy machine the clock on the wall says little
+            # processor time: on a busy machine wall-clock time says little
             began = time.process_time()
             some = [episode for n in range(num_episodes) if (episode := play(seed + n)) is not None]
-            if not some:  # a script is optional, and says so by playing nothing
+            if not some:  # a script is optional; without one nothing is played
                 console.print(f"{prefix + name:<12} there is none")
                 continue
             plays[prefix + name] = some
@@ -100,7 +100,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
 
 @contextmanager
 def _violations_named(task: str, env: Any, when: str = "") -> Iterator[None]:
-    """Turns a promise that `env` breaks into a UsageError, which says where the env is."""
+    """Converts a violation of the contract into a UsageError that says where the env is defined."""
     try:
         yield
     except AssertionError as error:
@@ -111,16 +111,16 @@ def _violations_named(task: str, env: Any, when: str = "") -> Iterator[None]:
 
 
 def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[Episode]) -> None:
-    """Holds a task to the contract of its kind, one in steps from both starts and with scenes that were met in play.
+    """Checks the contract of a task's kind; envs in steps from all starts, with scenes from play.
 
     Raises:
-        UsageError: it breaks a promise; the message says which, and where the env is.
+        UsageError: the env breaks the contract; says how, and where the env is defined.
     """
     env = make_env(task, config, seed)
     kind = next(kind for kind in (StepEnv, TurnEnv, ChunkEnv) if isinstance(env, kind))
     starts: Any = [{"start": start} for start in ("fixed", "near", "random")] if kind is StepEnv else [{}]
     for start in starts:
-        # the contract includes what happens at the time limit, which a full episode takes long to reach
+        # the contract covers the time limit, which a full episode takes long to reach
         length = min(_SHORT_EPISODE.get(kind, config.episode_steps), config.episode_steps)
         short = replace(config, **start, episode_steps=length)
         env, twin = (make_env(task, short, seed) for _ in range(2))
@@ -143,9 +143,9 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
 
 
 def _check_continues(task: str, config: Any, episodes: Sequence[Episode]) -> None:
-    """Raises unless a solved episode in chunks goes on to its time limit with `continue_after_success`.
+    """Raises AssertionError unless a solved chunk episode continues to its limit with `continue_after_success`.
 
-    An end at success would show a judge the truth.
+    An end at success would reveal the truth to a judge.
     """
     solved = next((episode.seed for episode in episodes if episode.is_success), None)
     if solved is None:
@@ -161,7 +161,7 @@ def list_tasks(which: str = "") -> int:
     """Prints tasks with their goals, and returns the exit code.
 
     Args:
-        which: a family or a task; without one all tasks, with one line for each family.
+        which: a family or a task; empty for all tasks, with one line per family.
 
     Raises:
         UsageError: there is no such family or task.
@@ -186,7 +186,7 @@ def list_tasks(which: str = "") -> int:
 
 
 def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
-    """How far a player gets."""
+    """Returns the results of a player in words."""
     returns = np.array([episode.rewards.sum() for episode in episodes])
     reached = [float(episode.progress.max()) for episode in episodes]
     wins = sum(episode.is_success for episode in episodes)
@@ -212,7 +212,7 @@ def _drawing_costs(env: Env[Any, Any], snapshots: FloatArray) -> str:
 
 
 def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
-    """Episodes of each player; of envs in steps also least to most progress of all, and starts."""
+    """Returns rows with episodes of each player; for envs in steps also scenes by progress, and starts."""
 
     def row(title: str, snapshots: FloatArray, labels: Sequence[str], camera: str = "") -> Row:
         return Row(title=title, images=env.draw_sized(snapshots, IMAGE_PX, camera), labels=tuple(labels))
@@ -224,7 +224,7 @@ def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
             moments = np.unique(np.linspace(0, len(episode.snapshots) - 1, COLUMNS).astype(int))
             labels = [f"step {moment}, progress {episode.progress[moment]:.2f}" for moment in moments]
             for camera in getattr(env, "cameras", ("",)):
-                # what is to be seen differs from episode to episode where the instruction does
+                # the goal is shown if it differs from episode to episode
                 asked = f": {episode.goal}" if episode.goal != env.goal else ""
                 title = f"{name}, seed {episode.seed}" + (f", {camera}" if camera else "") + asked
                 rows.append(row(title, episode.snapshots[moments], labels, camera))
@@ -240,7 +240,7 @@ def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
 
 
 def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatArray, FloatArray]:
-    """Up to `count` scenes whose progress is spread evenly from the least to the most that was reached.
+    """Returns up to `count` scenes whose progress is spread evenly between the lowest and the highest reached.
 
     Returns:
         snapshots [N, S] and progress [N], ascending.
@@ -248,19 +248,19 @@ def spread_of_progress(episodes: Sequence[Episode], count: int) -> tuple[FloatAr
     snapshots = np.concatenate([episode.snapshots for episode in episodes])
     progress = np.concatenate([episode.progress for episode in episodes])
     wanted = np.linspace(progress.min(), progress.max(), count)
-    # equal scenes are shown once, so a sheet may have fewer images than there are columns
+    # equal scenes are shown once, so a sheet may have fewer images than columns
     nearest = np.unique(np.abs(progress[None] - wanted[:, None]).argmin(axis=1))
     chosen = nearest[np.argsort(progress[nearest], kind="stable")]
     return snapshots[chosen], progress[chosen]
 
 
 def different_looks(env: StepEnv, snapshots: FloatArray, count: int) -> FloatArray:
-    """Up to `count` of `snapshots` [N, S], N >= 1, that lie far from one another and look different at 64 pixels."""
+    """Returns up to `count` of `snapshots` [N, S], N >= 1, that are far apart and look different at 64 pixels."""
     keys = env.image_key(snapshots).astype(float)
     chosen, looks = [0], {env.draw(snapshots[:1], 64).tobytes()}
     distance = np.abs(keys - keys[0]).sum(axis=1)
     while len(chosen) < count and distance.max() > 0:
-        # greedy k-centre: each next scene is the one furthest from all that are chosen
+        # greedy k-centre: each next scene is the one furthest from all chosen ones
         furthest = int(distance.argmax())
         look = env.draw(snapshots[furthest : furthest + 1], 64).tobytes()
         if look not in looks:

@@ -1,4 +1,4 @@
-"""`rlvlm report DIR...`: compares runs, or the sources of a sweep, and says who wins: tables, page, images."""
+"""`rlvlm report DIR...`: compares runs, or the sources of a sweep, and names the winner: tables, page, figures."""
 
 import math
 import textwrap
@@ -37,7 +37,7 @@ from rlvlm.templates import inline, render
 
 COLUMNS = 3
 _FEW_POINTS = 4
-"""Curves of fewer evaluations show each as a point."""
+"""Number of evaluations below which a curve shows each as a point."""
 SHOWN = {
     "title": "source",
     "finished": "runs finished",
@@ -56,25 +56,25 @@ SHOWN = {
     "queries_per_success": "queries / success",
     "usd_per_success": "USD / success",
 }
-"""The columns of a task's table, and their heads."""
+"""Columns of a task's table, with their headings."""
 WORDS = ("task", "source", "state", "cause", "run")
-"""Columns of words in the table of all runs; the others are numbers."""
+"""Columns of text in the table of all runs; the others hold numbers."""
 ALWAYS = ("title", "finished", "score")
-"""Columns that are shown even where nothing stands in them."""
+"""Columns that are shown even if empty."""
 
 
 def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Path] = ()) -> int:
-    """Prints who wins, and writes report.html, report.png, report_curves.png, report.csv and report_runs.csv.
+    """Prints the winner, and writes report.html, report.png, report_curves.png, report.csv and report_runs.csv.
 
     Args:
-        paths: the folder of one sweep; or folders of runs, or full of runs.
-        out: folder of the files; by default the sweep's, or `report`.
-        benches: rows of judges, or folders with some, as of `with_benches`.
+        paths: the folder of one sweep; or folders of runs, or folders that contain runs.
+        out: folder for the files; by default the sweep's, or `report`.
+        benches: rows of judges, or folders with some, as for `with_benches`.
 
     Raises:
-        UsageError: no path, nothing to compare under one, or a file that cannot be read.
+        UsageError: there is no path, nothing to compare under one, or a file that cannot be read.
     """
-    # several paths are runs, even where one of them is a sweep's folder
+    # several paths are runs, even if one of them is a sweep's folder
     sweep = find_sweep(paths[0]) if len(paths) == 1 else None
     results = with_benches(sweep_results(sweep) if sweep else run_results(paths), benches)
     out = out or (sweep.path if sweep else Path("report"))
@@ -90,7 +90,7 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
     heads = ("task", "source", "finished", "score", "interval", "success at end", "labels right", "minutes")
     rows = []
     for row in groups:
-        # of one run, or of runs that are all alike, there is no interval
+        # a single run, or equal runs, have no interval
         is_known_exactly = row["score"] is None or row["score_low"] == row["score_high"]
         interval = "-" if is_known_exactly else f"{row['score_low']:.2f} to {row['score_high']:.2f}"
         facts = [cell(key, row[key]) for key in ("success_at_end", "label_accuracy", "minutes")]
@@ -108,7 +108,7 @@ def compare(paths: Sequence[Path], out: Path | None = None, benches: Sequence[Pa
 
 
 def comparison_page(results: Results, scores: Path, curves: Path) -> str:
-    """The whole page's HTML, with the PNGs of `draw_scores` and `draw_curves` in it."""
+    """Returns the whole page's HTML, including the PNGs of `draw_scores` and `draw_curves`."""
     tasks = []
     for task in results.tasks:
         rows = group_rows(results, task)
@@ -140,8 +140,8 @@ def comparison_page(results: Results, scores: Path, curves: Path) -> str:
 
 
 def overall(results: Results) -> str:
-    """The sentence that heads page and terminal: over all tasks that every source has finished runs on."""
-    # a mean over other tasks would compare a source on what its rivals were never tried on
+    """Returns the headline of page and terminal, over all tasks on which every source has finished runs."""
+    # a mean over other tasks would credit a source with tasks that its rivals never tried
     tasks = results.common_tasks
     if len(results.tasks) == 1:
         return find(results, results.tasks).text
@@ -156,7 +156,7 @@ def overall(results: Results) -> str:
 
 
 def cell(key: str, value: Any) -> str:
-    """One fact for readers; shares as percent."""
+    """Formats one value for readers; shares in percent."""
     # a source that asks no judge has no number of queries, rather than zero
     if value is None or value == "" or (key.startswith("queries") and not value):
         return "-"
@@ -170,7 +170,7 @@ def cell(key: str, value: Any) -> str:
 
 
 def _extent(results: Results) -> str:
-    """How much is compared, e.g. `2 sources, 1 task, 3 seeds: 5 of 6 runs finished`."""
+    """Returns the size of the comparison, e.g. `2 sources, 1 task, 3 seeds: 5 of 6 runs finished`."""
 
     def several(counts: Sequence[int], noun: str) -> str:
         return f"{' or '.join(map(str, counts))} {noun}{'' if list(counts) == [1] else 's'}"
@@ -184,7 +184,7 @@ def _extent(results: Results) -> str:
 
 
 def _budget(results: Results, task: str) -> str:
-    """Env steps and queries of a task's runs, from the least to the most."""
+    """Returns the range of env steps and queries of a task's runs."""
 
     def span(values: set[int]) -> str:
         return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
@@ -196,25 +196,25 @@ def _budget(results: Results, task: str) -> str:
 
 
 def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
-    """One row per source on a task, best first; None where there is nothing to say.
+    """Returns one row per source on a task, best first; unknown values are None.
 
-    Scores in the task's score, times in minutes, `steps_to_solve` the median over the runs that got there.
+    Scores are in the task's score, times in minutes; `steps_to_solve` is the median over runs that solved the task.
     """
     scores = {ranked.source: ranked.score for ranked in find(results, [task]).ranking}
     rows = []
     for source in [*scores, *(source for source in results.sources if source not in scores)]:
         runs, score = results.finished(task, source), scores.get(source)
         if not results.of(task, source):
-            continue  # runs that are compared need not be of a sweep: some sources were tried on some tasks alone
-        # a median over those that got there; how many did stands beside it
+            continue  # compared runs need not be a sweep: some sources may have been tried on some tasks only
+        # median over the runs that solved the task; their number stands beside it
         solved = [run.first_solved for run in runs if run.first_solved is not None]
-        # costs count all finished runs, the unsuccessful ones too: they had to be paid for a success
+        # costs cover all finished runs, also the unsuccessful ones: they had to be paid for a success
         successes = sum(run.final >= SOLVED for run in runs)
         minutes = sum(run.wall_s / 60 for run in runs)
         costs = [run.cost_usd for run in runs if run.cost_usd is not None]
         budget = runs[0].config if runs else None
         curves = []
-        if budget is not None:  # a run's mean score over its whole budget says how early it became good
+        if budget is not None:  # a run's mean score over its whole budget rewards early learning
             grid = np.arange(budget.eval.every_steps, budget.steps + 1, budget.eval.every_steps, dtype=float)
             curves = [run.curve(grid if len(grid) else np.array([float(budget.steps)])).mean() for run in runs]
         rows.append(
@@ -246,7 +246,7 @@ def group_rows(results: Results, task: str) -> list[dict[str, Any]]:
 
 
 def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
-    """What the bench of a source's judge says of the task, and what success it predicts; None where none is known."""
+    """Returns the bench figures of a source's judge on the task, and the predicted success; None if unknown."""
     runs = results.of(task, source)
     # runs of one source ask the same judge; the first run that asked one names it
     row = next((bench for run in runs for bench in results.benches if is_of(bench, *run.judge)), None)
@@ -274,7 +274,7 @@ def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
 
 
 def run_rows(results: Results) -> list[dict[str, Any]]:
-    """One row per run, finished or not."""
+    """Returns one row per run, finished or not."""
     return [
         {
             "task": run.task,
@@ -302,15 +302,15 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
 
 
 def colours(results: Results) -> dict[str, str]:
-    """A source's colour in all images and tables."""
+    """Returns each source's colour in all figures and tables."""
     return {source: COLOURS[place % len(COLOURS)] for place, source in enumerate(results.sources)}
 
 
 def draw_scores(results: Results) -> Figure:
-    """Final scores: a panel over all common tasks, then one per task; per source the mean, its interval, every run."""
+    """Draws final scores: a panel over all common tasks, then one per task; per source mean, interval and every run."""
     common = results.common_tasks
     panels = [("all tasks" if len(common) == len(results.tasks) else f"{len(common)} tasks", common)]
-    panels = panels if len(common) > 1 else []  # of a single task the panel of all would say the same again
+    panels = panels if len(common) > 1 else []  # for a single task the panel over all would repeat it
     panels += [(task, [task]) for task in results.tasks]
     width, height = min(len(panels), COLUMNS), math.ceil(len(panels) / COLUMNS)
     figure = Figure(figsize=(1.2 + 3.4 * width, height * (1.1 + 0.36 * len(results.sources))), layout="constrained")
@@ -325,7 +325,7 @@ def draw_scores(results: Results) -> Figure:
 
 
 def draw_curves(results: Results) -> Figure:
-    """True score over env steps, a panel per task: interquartile mean over the seeds, and its interval."""
+    """Draws the true score over env steps, a panel per task: interquartile mean over the seeds, with its interval."""
     tasks = results.tasks
     width, height = min(len(tasks), COLUMNS), math.ceil(len(tasks) / COLUMNS)
     figure = Figure(figsize=(max(4.6 * width, 6.5), 3.3 * height + 0.6), layout="constrained")
@@ -338,7 +338,7 @@ def draw_curves(results: Results) -> Figure:
         ylabel = "success rate" if find_task(task).return_range is None else "true return, 0 to 1"
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -0.04), max(high, 1.04))  # scores: 0 is nothing and 1 is solved, on every task
-        # each panel says so itself: the legend is that of all tasks
+        # noted in each panel, since the legend is shared by all tasks
         note = textwrap.fill(show_coinciding(axes).replace("$", r"\$"), 56)
         axes.set(title=task, xlabel=f"env steps, thousands\n{note}".strip(), ylabel=ylabel)
     for axes in list(grid.flat)[len(tasks) :]:
@@ -354,19 +354,19 @@ def draw_curves(results: Results) -> Figure:
 
 
 def common_grid(runs: Sequence[RunResult]) -> np.ndarray:
-    """Env steps at which the runs are compared: all their evaluations, to where the shortest unfinished one has come.
+    """Returns the env steps at which runs are compared: all evaluations, up to the end of the shortest unfinished run.
 
-    A finished run counts to the end of its budget with its last score, also where it ended early. A last rollout may
-    reach a little further.
+    A finished run counts to the end of its budget with its last score, even if it ended early. A last rollout may reach
+    a little further.
     """
-    # runs may be evaluated at different steps; curves are linear between their own
+    # runs may be evaluated at different steps; curves are linear in between
     steps = np.unique(np.concatenate([run.steps for run in runs]))
     reach = [max(run.config.steps, run.steps[-1]) if run.is_finished else run.steps[-1] for run in runs]
     return steps[steps <= min(reach)]
 
 
 def _draw_panel(axes: Axes, results: Results, tasks: Sequence[str], finding: Finding) -> None:
-    # upwards from the bottom, so that the first source stands at the top
+    # from the bottom up, so that the first source is at the top
     places = {source: -place for place, source in enumerate(results.sources)}
     for source, colour in colours(results).items():
         finals = [run.final for task in tasks for run in results.finished(task, source)]
@@ -390,11 +390,11 @@ def _draw_curve(axes: Axes, runs: Sequence[RunResult], colour: str, label: str) 
     means = interquartile_mean(values, axis=0)
     axes.plot(grid / 1_000, means, color=colour, linewidth=2.2, marker=marker, label=label)
     if len(runs) > 1:
-        # whole curves are drawn again, so that the band at one step goes with that at the next
+        # whole curves are resampled, so that the band is consistent from step to step
         low, high = percentiles(resampled_means([values], np.random.default_rng(SEED)))
         axes.fill_between(grid / 1_000, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _label(title: str) -> str:
-    """A source's title in lines that leave room for the image; a dollar sign would begin a formula."""
+    """Wraps a source's title to leave room for the figure; a dollar sign would begin a formula."""
     return textwrap.fill(title, 32).replace("$", r"\$")

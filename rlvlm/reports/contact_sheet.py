@@ -1,4 +1,4 @@
-"""Contact sheets: rows of small images under a title, of play that `rlvlm check-task` watched or of demonstrations."""
+"""Contact sheets: rows of small images under a title, from `rlvlm check-task` or from demonstrations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ _MARGIN_PX, _TITLE_PX, _LABEL_PX = 12, 26, 20
 _PAPER, _INK, _FAINT = (250, 250, 248), (38, 70, 83), (120, 132, 138)
 
 _EPISODES = 6
-"""On the sheet, at most: one of each instruction first."""
+"""Maximum number of episodes on the sheet; each instruction once before any repeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Images that belong together."""
+    """A row of images."""
 
     title: str
     images: Frames
-    """[N, H, W, 3], N >= 1, all rows of a sheet with the same H and W."""
+    """[N, H, W, 3] uint8, N >= 1; all rows of a sheet have the same H and W."""
     labels: tuple[str, ...]
     """N short texts, one below each image."""
 
 
 def contact_sheet(title: str, rows: Sequence[Row]) -> Image.Image:
-    """The rows below one another under a title, as wide as the longest of them or of their titles."""
+    """Returns an image of the rows below one another under a title, as wide as the longest row or title."""
     height, width = rows[0].images.shape[1:3]
     row_px = _TITLE_PX + height + _LABEL_PX
     large, small = ImageFont.load_default(size=16), ImageFont.load_default(size=12)
@@ -57,21 +57,21 @@ def contact_sheet(title: str, rows: Sequence[Row]) -> Image.Image:
 
 
 def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -> Path | None:
-    """Writes a few episodes as each camera sees them, and returns the file; None where there is no episode.
+    """Writes a sheet of a few episodes as seen by each camera, and returns its file; None if there is no episode.
 
     Args:
-        folder: of chunks.
-        make_env: makes an env of its task; asked only where images are drawn from states.
+        folder: demonstrations in chunks.
+        make_env: makes an env of its task; called only if images are drawn from states.
 
     Raises:
-        UsageError: images that were kept are missing or damaged.
+        UsageError: stored images are missing or damaged.
         MachineError: the machine cannot draw.
     """
     form = folder_form(folder)
     chosen: list[EpisodeRecord] = []
     others: list[EpisodeRecord] = []
     for record in folder.episodes():
-        # every instruction once before any comes twice
+        # each instruction once before any repeats
         is_new = record.goal not in {other.goal for other in chosen} and is_whole(record, form)
         if is_new and len(chosen) < _EPISODES:
             chosen.append(record)
@@ -83,7 +83,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     env = None if form.image_px else make_env()
     rows = []
     for record in chosen:
-        # kept images show the moment before each chunk; states also show the end
+        # stored images show the moment before each chunk; states also show the end
         num = len(record.arrays["actions"]) + (env is not None)
         moments = np.unique(np.linspace(0, num - 1, COLUMNS).astype(int))
         ends = np.concatenate([[0], np.cumsum(record.arrays["steps"])])

@@ -1,4 +1,4 @@
-"""`rlvlm judge-bench harvest`: a suite of the episodes that runs kept because they fooled the judge."""
+"""`rlvlm judge-bench harvest`: makes a suite of the episodes that runs kept because they fooled the judge."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,22 +20,22 @@ from rlvlm.runs.records import MAX_FRAMES
 from rlvlm.vlms.stills import to_png
 
 _MAX_SHOWN = 16
-"""Episodes on the sheet, one of each trick with each judge."""
+"""Maximum number of episodes on the sheet, one of each trick per judge."""
 
 
 def harvest(runs: Sequence[Path], out: Path, max_episodes: int = MAX_IN_SUITE, max_frames: int = MAX_FRAMES) -> int:
-    """Writes `TASK.hacked.json` and a sheet with images of each trick into `out`; returns the exit code.
+    """Writes `TASK.hacked.json` and a sheet with images of each trick into `out`, and returns the exit code.
 
     Runs take turns, so that one judge's tricks do not fill the suite.
 
     Args:
-        runs: their folders, or folders with runs below.
-        out: folder.
-        max_episodes: in the suite, 1 to `MAX_IN_SUITE`.
-        max_frames: images of an episode, evenly spread; the first and the last are always kept.
+        runs: folders of runs, or folders that contain runs.
+        out: folder to write.
+        max_episodes: maximum number in the suite, 1 to `MAX_IN_SUITE`.
+        max_frames: images per episode, evenly spread; the first and the last are always kept.
 
     Raises:
-        UsageError: the runs are of several tasks, kept nothing, or their env cannot draw its past again.
+        UsageError: the runs are of several tasks, kept nothing, or have an env that cannot draw past states.
     """
     folders = [folder for run in runs for folder in find_folders(run)]
     tasks = {folder.config().task for folder in folders}

@@ -1,7 +1,7 @@
-"""Answers of one judge out of a run's query log or a label store, as items and answers of the judge bench.
+"""Reads one judge's answers from a run's query log or a label store, as items and answers of the judge bench.
 
-Whatever is said of them is said by the bench's own figures and faults (`judge_bench.faults.grade`): a judge report is a
-judge bench on recorded labels. What is more here is what a page shows: outcomes, images and texts.
+The bench's own figures and faults (`judge_bench.faults.grade`) apply to them: a judge report is a judge bench on
+recorded labels. In addition, this has what a page shows: outcomes, images and texts.
 """
 
 from collections import Counter, defaultdict
@@ -33,8 +33,8 @@ OUTCOMES = {
     "invalid": "invalid",
     "failed": "failed",
 }
-"""What can become of an answer, and what `outcome_of` calls it; of what is unread the status is told. Not checked:
-decided, and the truth is unknown."""
+"""Outcomes of an answer, each with its name in `outcome_of`; unread answers are named by their status. Not checked:
+decided, but the truth is unknown."""
 TRUTHS = ("left", "right", "tie", "unknown")
 GIVEN = ("left", "right", "no preference", "invalid", "failed")
 
@@ -44,30 +44,30 @@ class Recorded:
     """N answers of one judge to comparisons."""
 
     name: str
-    """Short enough for a legend."""
+    """Short name for a legend."""
     about: str
     """One line: judge, prompt, decoding, goal."""
     judge: str = ""
-    """Who answered, as the stamp says."""
+    """Name of the answerer, from the stamp."""
     task: str
     store: LabelStore | None
-    """Where the images are."""
+    """Store that has the images."""
     scale: float = 1.0
-    """Scale that truths were divided by: 1 for progress, the widest gap for returns."""
+    """Scale by which truths were divided: 1 for progress, the widest gap for returns."""
     items: list[Item] = field(default_factory=list)
-    """[N] what each answer is about; truths may be NaN. A pair that was asked in both orders is one item."""
+    """[N] item of each answer; truths may be NaN. A pair that was asked in both orders is one item."""
     answers: list[Answer] = field(default_factory=list)
-    """[N] as in the bench; without brightness."""
+    """[N] answers as in the bench, without colours."""
     images: list[tuple[str, str]] = field(default_factory=list)
     """[N] digests of the last image of each side, as shown."""
     keys: list[str] = field(default_factory=list)
-    """[N] names of the queries, which others who answered the same ones have too; empty for the other order."""
+    """[N] keys of the queries, shared with other answerers of the same queries; empty for the other order."""
 
     def __len__(self) -> int:
         return len(self.answers)
 
     def add(self, item: Item, answer: Answer, images: tuple[str, str], key: str = "") -> None:
-        """Takes in one answer."""
+        """Adds one answer."""
         self.keys.append(key)
         self.items.append(item)
         self.answers.append(answer)
@@ -75,8 +75,8 @@ class Recorded:
 
     @property
     def latencies(self) -> NDArray[np.float64]:
-        """[M] seconds until answers came, M <= N: a failure's time is that of waiting in vain, and 0 is what a store
-        wrote for answers that were not timed.
+        """[M] seconds until answers came, M <= N, without failures, whose time is that of waiting in vain, and without
+        0, which stores hold for answers that were not timed.
         """
         return np.array(
             [answer.latency_s for answer in self.answers if answer.latency_s > 0 and answer.status != "failed"]
@@ -89,10 +89,10 @@ class Recorded:
 
 
 def read_sources(paths: Sequence[Path]) -> list[Recorded]:
-    """The answers that `paths` name: of runs, of label stores (one entry per judge in it), of folders full of runs.
+    """Reads the answers in `paths`: runs, label stores (one entry per judge), or folders that contain runs.
 
     Raises:
-        UsageError: no path, nothing to report under one, or a run or store that cannot be read.
+        UsageError: there is no path, nothing to report under one, or a run or store that cannot be read.
     """
     if not paths:
         raise UsageError("name at least one run's folder or label store", "rlvlm judge-report runs/drawer_open/<time>")
@@ -110,7 +110,7 @@ def read_sources(paths: Sequence[Path]) -> list[Recorded]:
             "name a run with --reward.source preference, or a store with verdicts; what a judge scored is on the run's "
             "own judge_panel.html",
         )
-    met = Counter[str]()  # two sources of one name are numbered in the legend
+    met = Counter[str]()  # sources of the same name are numbered in the legend
     for place, answers in enumerate(found):
         met[answers.name] += 1
         if (number := met[answers.name]) > 1:
@@ -119,20 +119,22 @@ def read_sources(paths: Sequence[Path]) -> list[Recorded]:
 
 
 def read_run(folder: RunFolder) -> list[Recorded]:
-    """The answers in a run's query log, one entry for each who answered, with images and prices from its store where it
-    has one, and what the store has of the same pairs in the other order (`--ask-swapped`).
+    """Returns the answers in a run's query log, one entry per answerer.
+
+    Images and prices come from the run's store if it has one, and so do answers about the same pairs in the other order
+    (`--ask-swapped`).
     """
     config = folder.config()
     logged = folder.queries.read()
     place = config.labels(folder.labels)
-    store = open_store(place) if is_store(place) else None  # none for runs without a judge, or whose store is gone
-    # a store that several runs share has more answers than this run's
+    store = open_store(place) if is_store(place) else None  # none for runs without a judge, or if the store is gone
+    # a shared store has answers of other runs too
     asked = {row["question"] for row in logged if row["question"]}
     stored: dict[str, list[StoredAnswer]] = defaultdict(list)
     for entry in store.answers() if store else ():
         if entry.question.id in asked:
             stored[entry.question.id].append(entry)
-    # a log that says nothing of it is of one judge
+    # a log without names is of one judge
     by = list(dict.fromkeys(row.get("answered_by") or "" for row in logged))
     sources = {
         name: Recorded(
@@ -152,7 +154,7 @@ def read_run(folder: RunFolder) -> list[Recorded]:
         if entry is None or store is None or not isinstance(entry.answer, Verdict):
             found.add(item, answer, ("", ""), key)
             continue
-        # the log has the answer itself, the store what it cost
+        # the log has the answer itself, the store its price
         kept = _answer(entry.answer, config.task, answer.item, swapped=False)
         found.add(item, replace(answer, tokens=kept.tokens, cost_usd=kept.cost_usd), _shown(entry.question), key)
         found.about = f"{_describe(entry.answer.stamp)}; {config.title}"
@@ -164,10 +166,10 @@ def read_run(folder: RunFolder) -> list[Recorded]:
 
 
 def read_store(folder: Path) -> list[Recorded]:
-    """The comparisons in a store, one entry per stamp and task.
+    """Returns the comparisons in a store, one entry per stamp and task.
 
     Raises:
-        UsageError: it is no store, or of a newer schema.
+        UsageError: the folder is no store, or has a newer schema.
     """
     store = open_store(folder)
     truths = store.truths()
@@ -181,9 +183,9 @@ def read_store(folder: Path) -> list[Recorded]:
         values = {name: (np.nan, np.nan) if truth is None else truth.values for name, truth in known.items()}
         gaps = [abs(left - right) for left, right in values.values() if not np.isnan(left - right)]
         has_progress = any(truth is not None and truth.progress is not None for truth in known.values())
-        # progress lies in [0, 1]; returns have the env's scale, and are compared by their share of the widest gap
+        # progress is in [0, 1]; returns have the env's scale, and are divided by the widest gap
         scale = 1.0 if has_progress or not gaps else max(*gaps, 1e-6)
-        # a judge's answers about several goals are one entry; the first few name it
+        # a judge's answers about several goals are one entry; the first few goals name it
         goals = sorted({entry.question.goal for entry in stored})
         source = Recorded(
             name=f"{stamp.judge} {stamp.prompt}".strip(),
@@ -196,7 +198,7 @@ def read_store(folder: Path) -> list[Recorded]:
         indices: dict[str, int] = {}
         pairs: dict[int, Item] = {}
         for entry in stored:
-            # whichever order came first names the pair, and the other is the same pair swapped
+            # the order that came first defines the pair, and the other is the same pair swapped
             swapped = entry.question.swapped.id in indices
             number = indices.setdefault(entry.question.swapped.id if swapped else entry.question.id, len(indices))
             left, right = values[entry.question.id]
@@ -209,8 +211,9 @@ def read_store(folder: Path) -> list[Recorded]:
 
 
 def _is_by(judge: str, name: str) -> bool:
-    """Whether an answer stamped with `judge` was given by `name` of a query log, which is empty in older logs, and of
-    people `human` where the store says who it was.
+    """Returns whether an answer stamped with `judge` was given by `name` of a query log.
+
+    `name` is empty in older logs, and `human` for people, whose names only the store has.
     """
     return not name or judge == name or judge.startswith(f"{name}:")
 
@@ -240,7 +243,7 @@ def _describe(stamp: Stamp) -> str:
 
 
 def outcomes(source: Recorded) -> NDArray[np.str_]:
-    """[N] the outcome of each answer, as in `OUTCOMES`."""
+    """Returns the [N] outcomes of the answers, as in `OUTCOMES`."""
     names = {outcome: name for name, outcome in OUTCOMES.items()}
     found = [
         (outcome_of(item, answer), answer.status) for item, answer in zip(source.items, source.answers, strict=True)
@@ -249,7 +252,7 @@ def outcomes(source: Recorded) -> NDArray[np.str_]:
 
 
 def by_bin(source: Recorded) -> dict[str, NDArray[np.int64]]:
-    """[10] counts of each outcome, by difficulty; of answers whose truth is known."""
+    """Returns [10] counts of each outcome by difficulty, for answers whose truth is known."""
     counts = {name: np.zeros(NUM_BINS, np.int64) for name in OUTCOMES}
     for item, outcome in zip(source.items, outcomes(source), strict=True):
         if np.isfinite(item.gap):
@@ -258,10 +261,10 @@ def by_bin(source: Recorded) -> dict[str, NDArray[np.int64]]:
 
 
 def confusion(source: Recorded) -> NDArray[np.int64]:
-    """[4, 5] counts: the truth (`TRUTHS`) against what was given (`GIVEN`)."""
+    """Returns [4, 5] counts of truths (`TRUTHS`) against answers (`GIVEN`)."""
     table = np.zeros((len(TRUTHS), len(GIVEN)), np.int64)
     for item, answer in zip(source.items, source.answers, strict=True):
-        # what would have been right: the label left is so where the left side is nearer
+        # the right answer: the label left would be right if the left side is nearer
         as_left = outcome_of(item, replace(answer, label="left"))
         truth = {"right": "left", "wrong": "right"}.get(as_left, as_left)
         table[
@@ -271,16 +274,16 @@ def confusion(source: Recorded) -> NDArray[np.int64]:
 
 
 def summarise(source: Recorded) -> dict[str, Any]:
-    """One row, as in `judge_report.json`.
+    """Returns one row of `judge_report.json`.
 
     Returns:
         `source`, `about`, `answers` and the count of each outcome; `figures`: `pairs` and `cost` as in a bench.json,
-        with `latency_p50_s` and `latency_p95_s`; `faults` likewise.
+        with `latency_p50_s` and `latency_p95_s`; `faults` as in a bench.json.
     """
     found, graded = outcomes(source), grade(source.items, source.answers, num_frames=1)
     times = np.quantile(source.latencies, [0.5, 0.95]).tolist() if len(source.latencies) else (None, None)
     cost = cost_figures(source.answers)
-    cost |= {"answers_per_s": None}  # the time of a whole batch stands at each of its answers
+    cost |= {"answers_per_s": None}  # each answer has the time of its whole batch
     return {
         "source": source.name,
         "about": source.about,

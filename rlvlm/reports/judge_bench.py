@@ -1,4 +1,4 @@
-"""`rlvlm judge-bench`: opens the judge, has it measured, and writes row, answers and page."""
+"""`rlvlm judge-bench`: opens the judge, measures it, and writes row, answers and page."""
 
 import json
 import math
@@ -60,27 +60,27 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
 
     Args:
-        suite: name of a suite, or of tasks with commas between them.
+        suite: name of a suite, or comma-separated tasks.
         config: the judge; with a `store` its answers are kept there and looked up. A person is asked about forty
-            questions unless `num_pairs` and `num_episodes` say more, on a page that this process serves; their answers
-            are always kept, in `out`/answers without a `store`.
-        out: folder.
-        reference: answers in the judge's place, see `JudgeBenchArguments`; `none`: the judge itself.
-        num_frames: images shown of an episode; None: what the judge was trained on.
-        num_pairs: of each task; None: the suite's.
-        num_episodes: played of each task, a third as many are shown of each case; None: the suite's.
-        seed: of the items.
-        success: what recorded episodes are taken for that do not say whether they succeeded; None: they are refused.
-        curve: table of runs that the success of training is predicted from; None: the one that ships.
-        goal: what the judge is asked about in place of the task's own goal phrase; empty: that one, or the player's.
-        goal_image: file with an image of the goal, which the judge is shown with every question; None shows none.
-        player: a trusted run's folder, or a checkpoint in it, whose policy plays in the script's place.
-        name: what a table of judges calls this one; empty: its stamp.
-        draw_path: whether the last image has the path of the hand drawn on it.
+            questions, unless `num_pairs` and `num_episodes` set more, on a page that this process serves; their answers
+            are always kept, in `out`/answers if there is no `store`.
+        out: folder to write.
+        reference: baseline that answers instead of the judge, see `JudgeBenchArguments`; `none` asks the judge.
+        num_frames: images shown per episode; None for the number that the judge was trained on.
+        num_pairs: pairs per task; None for the suite's number.
+        num_episodes: episodes played per task; a third as many are shown of each case; None for the suite's number.
+        seed: seed of the items.
+        success: rule for the success of recorded episodes that do not state it; None refuses them.
+        curve: table of runs from which the success of training is predicted; None for the one that ships.
+        goal: goal to ask about; empty for the task's own goal phrase, or the player's.
+        goal_image: file with an image of the goal to show with every question; None shows none.
+        player: trusted run's folder, or a checkpoint in it, whose policy plays instead of the script.
+        name: name in a table of judges; empty for the judge's stamp.
+        draw_path: whether the hand's path is drawn on the last image.
 
     Raises:
-        UsageError: no such suite, nothing of it can be asked, or nothing can be written to `out`.
-        JudgeUnavailable: the judge cannot be loaded, or answers nothing.
+        UsageError: there is no such suite, nothing of it can be asked, or `out` cannot be written.
+        JudgeUnavailable: the judge cannot be loaded, or does not answer.
     """
     wanted = replace(_with_player(find_suite(suite), player, goal), success=success, draw_path=draw_path)
     if draw_path:
@@ -89,7 +89,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         raise UsageError("--success is for recorded data, and has no effect on tasks that are played", "leave it out")
     if wanted.frozen is not None:
         _check_frozen(wanted.frozen, config, reference, num_frames, (num_pairs, num_episodes, goal or None, player))
-    # a goal that cannot be asked about is found before anything is loaded or played
+    # a goal that cannot be asked about is reported before anything is loaded or played
     elif reference == "none":
         for task in (task for task in wanted.tasks if not is_recording(task)):
             require_goals(task, [wanted.goal or task_goal(task)])
@@ -124,7 +124,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
         )
     row = summarise(found)
     row["bench"]["goal_image"] = "" if image is None else image_digest(image[0])
-    # tasks that were not asked about are left to reports of runs: an answer about drawers says little about blocks
+    # other tasks are left to reports of runs: an answer about drawers says little about blocks
     predictions = [prediction for prediction in predict_row(row, curve_runs) if prediction.is_asked]
     row["prediction"] = [asdict(prediction) for prediction in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
@@ -144,7 +144,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
 def _check_frozen(
     archive: Archive, config: JudgeConfig, reference: str, num_frames: int | None, changes: Sequence[object]
 ) -> None:
-    """Raises UsageError where what was frozen cannot be asked so; `changes` are options that are of new items."""
+    """Raises UsageError if the frozen suite does not fit the options; `changes` are options for new items only."""
     if any(change is not None for change in changes):
         what = "--pairs, --episodes, --goal and --player make new items, and a frozen suite has its own"
         raise UsageError(what, "leave them out, or freeze another suite with them")
@@ -173,20 +173,20 @@ def freeze_bench(  # noqa: PLR0913 - the command's options
     """Freezes a suite into one file, prints its hash, and returns the exit code.
 
     Args:
-        suite: name of a suite, or of tasks with commas between them, or of a file.
-        out: file, whose name ends in .zip.
-        num_frames: most images of an episode, 1 to 64.
-        num_pairs: of each task; None: the suite's.
-        num_episodes: as in `bench_judge`; None: the suite's.
-        size_px: side of the images.
-        turns: whether single turns are scored in place of episodes.
-        questions_only: leaves the images out; the hash stays.
+        suite: name of a suite or of a file, or comma-separated tasks.
+        out: file to write, with a name that ends in .zip.
+        num_frames: maximum number of images per episode, 1 to 64.
+        num_pairs: pairs per task; None for the suite's number.
+        num_episodes: as in `bench_judge`; None for the suite's number.
+        size_px: side length of the images.
+        turns: whether single turns are scored instead of episodes.
+        questions_only: leaves the images out; the hash stays the same.
         success: as in `bench_judge`.
-        goal: likewise.
-        seed: of the items.
+        goal: as in `bench_judge`.
+        seed: seed of the items.
 
     Raises:
-        UsageError: no such suite, nothing of it can be asked, or `out` cannot be written.
+        UsageError: there is no such suite, nothing of it can be asked, or `out` cannot be written.
     """
     if out.suffix != SUFFIX:
         raise UsageError(f"a frozen suite is a file whose name ends in {SUFFIX}, got {out}", f"--out {out}{SUFFIX}")
@@ -209,7 +209,7 @@ def freeze_bench(  # noqa: PLR0913 - the command's options
 
 
 def _sized(suite: Suite, num_pairs: int | None, num_episodes: int | None) -> Suite:
-    """The suite with so many pairs, and episodes played, of each task; None: its own."""
+    """Returns the suite with these numbers of pairs and of played episodes per task; None keeps its own."""
     if num_pairs is not None:
         suite = replace(suite, pairs=num_pairs)
     return suite if num_episodes is None else replace(suite, episodes=num_episodes, videos=num_episodes // 3)
@@ -223,11 +223,11 @@ def _open_judge(
     out: Path,
     stop: StopRequest,
 ) -> Judge | Reference:
-    """The judge that is measured, ready while `stack` is open; errors as of `bench_judge`."""
+    """Returns the judge to measure, ready while `stack` is open; raises as `bench_judge` does."""
     if reference != "none":
         return Reference(reference)
     store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
-    if config.is_human:  # each order by itself, so that the bench sees how often a person agrees with themselves
+    if config.is_human:  # each order separately, so that the bench measures how consistent a person is
         person = person_judge(config, store, PageConfig(), lambda: bool(stop), _say, each_order=True)
         return with_goal_image(stack.enter_context(person), image)
     judge = build_judge(config)
@@ -239,7 +239,7 @@ def _say(line: str) -> None:
 
 
 def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference: str) -> Frames | None:
-    """[1, H, W, 3] what the judge is shown beside every question; None where there is no file."""
+    """Returns the [1, H, W, 3] image shown with every question; None if there is no file."""
     if file is None:
         return None
     if reference != "none" or len(suite.tasks) > 1:
@@ -250,7 +250,7 @@ def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference:
 
 
 def _check_paths(suite: Suite, reference: str) -> None:
-    """Raises UsageError unless all tasks of a suite can be drawn with the path of the hand, for a judge that looks."""
+    """Raises UsageError unless a suite's images can all be drawn with the hand's path, for a judge that sees them."""
     if reference != "none":
         raise UsageError(f"--draw-path is for a judge, and --reference {reference} sees no image", "leave it out")
     for task in suite.tasks:
@@ -264,7 +264,7 @@ def _check_paths(suite: Suite, reference: str) -> None:
 
 
 def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
-    """The suite with the goal that was given, played by the policy of the run at `player`."""
+    """Returns the suite with the given goal, played by the policy of the run at `player`."""
     if goal and len(suite.tasks) > 1:
         raise UsageError(f"--goal is of one task, and {suite.name} has {len(suite.tasks)}", "name one task")
     if player is None:
@@ -281,7 +281,7 @@ def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
 
 
 def _plain(value: Any) -> Any:
-    """Without the numbers that JSON does not know."""
+    """Returns the value with None in place of numbers that JSON does not have."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The images of a judge report, each with every source side by side."""
+"""Figures of a judge report, each with all sources."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ REFERENCE = "RL-VLM-F (Wang et al. 2024), read off their figure"
 
 
 def draw_all(sources: Sequence[Recorded], folder: Path) -> dict[str, Path]:
-    """Draws every image there is data for into `folder`; returns the files by name, in the order of the page."""
+    """Draws every figure with data into `folder`; returns the files by name, in the order of the page."""
     wanted: dict[str, Callable[[Sequence[Recorded]], Figure]] = {}
     if any(source.has_truth for source in sources):
         wanted["difficulty"] = draw_difficulty
@@ -49,7 +49,7 @@ def draw_all(sources: Sequence[Recorded], folder: Path) -> dict[str, Path]:
 
 
 def draw_difficulty(sources: Sequence[Recorded]) -> Figure:
-    """Status of the answers, by difficulty: a panel per source, and the reference's task of the same name."""
+    """Draws the status of the answers by difficulty: a panel per source, and the reference's task of the same name."""
     known = [source for source in sources if source.has_truth]
     tasks = list(dict.fromkeys(THEIR_TASKS[source.task] for source in known if source.task in THEIR_TASKS))
     figure = Figure(figsize=(9, 2.7 * (len(known) + len(tasks)) + 0.6), layout="constrained")
@@ -75,7 +75,7 @@ def draw_difficulty(sources: Sequence[Recorded]) -> Figure:
 
 
 def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
-    """How many of the decided labels are right, by difficulty, with 95 % intervals; the reference's tasks behind."""
+    """Draws the share of right labels among the decided by difficulty, with 95 % intervals and published curves."""
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.add_subplot()
     ours = {THEIR_TASKS.get(source.task) for source in sources}
@@ -104,7 +104,7 @@ def draw_accuracy(sources: Sequence[Recorded]) -> Figure:
 
 
 def draw_confusion(sources: Sequence[Recorded]) -> Figure:
-    """Counts of what was true against what was said, shaded by the share of the row."""
+    """Draws counts of truths against answers, shaded by the share of the row."""
     figure = Figure(figsize=(max(4.6 * len(sources), 5.6), 3.6), layout="constrained")
     panels = figure.subplots(1, len(sources), squeeze=False)
     for axes, source in zip(panels[0], sources, strict=True):
@@ -125,7 +125,7 @@ def draw_confusion(sources: Sequence[Recorded]) -> Figure:
 
 
 def draw_calibration(sources: Sequence[Recorded]) -> Figure:
-    """How often a judge is right against how sure it was, and how many answers stand behind each point."""
+    """Draws accuracy against confidence, and the number of answers behind each point."""
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
     axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
     axes.plot([50, 100], [50, 100], color=THEIRS, linestyle="--", linewidth=1.2, label="perfectly calibrated")
@@ -159,7 +159,7 @@ def draw_calibration(sources: Sequence[Recorded]) -> Figure:
 
 
 def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
-    """The outcomes of all answers, one bar per source."""
+    """Draws the outcomes of all answers, one bar per source."""
     figure = Figure(figsize=(9, 0.6 * len(sources) + 1.3), layout="constrained")
     axes = figure.add_subplot()
     became = [outcomes(source) for source in sources]
@@ -183,7 +183,7 @@ def draw_outcomes(sources: Sequence[Recorded]) -> Figure:
 
 
 def draw_latency(sources: Sequence[Recorded]) -> Figure:
-    """Shares of answers that came within a time: the time of the whole batch in which an answer came."""
+    """Draws the share of answers that came within a time: that of the whole batch of an answer."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for source, colour in _coloured(sources):
@@ -204,14 +204,14 @@ def _sure(source: Recorded) -> Floats:
 
 
 def shares_of(hits: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
-    """Shares, and the ends of their 95 % intervals, as of `share`; NaN where nothing was counted."""
+    """Returns shares and the bounds of their 95 % intervals, as `share` does; NaN if the count is 0."""
     found = [share(*pair) or {} for pair in zip(hits.tolist(), counts.tolist(), strict=True)]
     value, low, high = (np.array([row.get(name, np.nan) for row in found]) for name in ("value", "low", "high"))
     return value, low, high
 
 
 def decided_accuracy(shares: FloatArray) -> FloatArray:
-    """[10] percent of the reference's decided labels that were right, of one task's `SHARES`."""
+    """Returns [10] percentages of right labels among the reference's decided ones, from one task's `SHARES`."""
     correct, incorrect, _ = shares.T
     return 100 * correct / np.maximum(correct + incorrect, 1)
 
@@ -226,6 +226,6 @@ def _coloured(sources: Sequence[Recorded]) -> list[tuple[Recorded, str]]:
 
 
 def shorten(name: str, most: int = _MAX_NAME) -> str:
-    """A name of at most `most` characters for titles and legends; a dollar sign would begin a formula."""
+    """Returns a name of at most `most` characters for titles and legends; a dollar sign would begin a formula."""
     short = name if len(name) <= most else f"{name[: most - 1]}…"
     return short.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Puts a judge report together: a table on the terminal; a page, images, JSON and CSV in a folder."""
+"""Writes a judge report: a table on the terminal; a page, figures, JSON and CSV in a folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,21 +28,21 @@ from rlvlm.templates import inline, render
 
 BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))
 MAX_MISTAKES = 6
-"""Shown per source."""
+"""Mistakes shown per source."""
 _CARD_PX = 200
 
 
 def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int:
-    """Reports on the answers in runs and label stores; returns the exit code.
+    """Reports on the answers in runs and label stores, and returns the exit code.
 
     Args:
-        paths: folders of runs, of label stores, or full of runs.
-        out: folder of judge_report.html, .json and .csv, and the images.
-        ask_swapped: questions of each run that are put to its judge again, with the images exchanged.
+        paths: folders of runs or of label stores, or folders that contain runs.
+        out: folder for judge_report.html, .json and .csv, and the figures.
+        ask_swapped: number of questions of each run that are put to its judge again with the images exchanged.
 
     Raises:
         UsageError: there is nothing to report.
-        JudgeUnavailable: a judge is to be asked and cannot be loaded.
+        JudgeUnavailable: a judge has to be asked and cannot be loaded.
     """
     if ask_swapped:
         for path in paths:
@@ -52,7 +52,7 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     rows = [summarise(source) for source in sources]
     shared = compare_answers(sources)
     pictures = draw_all(sources, out)
-    # with each source what others said of the same queries
+    # with each source the comparison with others on the same queries
     write_json(
         out / "judge_report.json",
         [row | {"same_queries": [other for other in shared if row["source"] == other["first"]]} for row in rows],
@@ -79,10 +79,10 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
 def ask_in_other_order(path: Path, count: int) -> None:
     """Puts up to `count` questions of a run to its judge again with left and right exchanged.
 
-    The answers go into the run's store, under the same stamp, so they are asked once.
+    The answers go into the run's store, under the same stamp, so that they are asked only once.
 
     Raises:
-        UsageError: `path` is no run with a judge and a store.
+        UsageError: `path` is not a run with a judge and a store.
         JudgeUnavailable: the judge cannot be loaded.
     """
     folder = find_folder(path)
@@ -91,8 +91,8 @@ def ask_in_other_order(path: Path, count: int) -> None:
     if not config.reward.asks_judge or not is_store(place):
         raise UsageError(f"{path} has no judge's answers to ask again", "leave out --ask-swapped")
     store = LabelStore(place)
-    judge = CachedJudge(build_judge(config.judge), store)  # whose answers to what was asked before cost nothing
-    # of a store that several runs share, what this run asked, and of that what this judge answered
+    judge = CachedJudge(build_judge(config.judge), store)  # answers that it gave before cost nothing
+    # from a shared store, only this run's questions that this judge answered
     wanted = {row["question"] for row in folder.queries.read() if row.get("question")}
     asked = [
         item.question
@@ -104,12 +104,12 @@ def ask_in_other_order(path: Path, count: int) -> None:
             f"no answer in {place} is of the judge that {path} describes: {judge.stamp}",
             "ask with the weights and settings of the run, or leave out --ask-swapped",
         )
-    # evenly spread over the run, as what is asked changes while the policy learns
+    # evenly spread over the run, as the questions change while the policy learns
     judge.compare(_queries(store, asked[:: -(-len(asked) // count)]))
 
 
 def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
-    """The questions in the other order, as far as their images can be read."""
+    """Returns the questions in the other order, without those whose images cannot be read."""
     found = []
     for question in questions:
         try:
@@ -131,8 +131,9 @@ def report_page(
     title: str,
     shared: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page's HTML, of `rows` by `summarise` of each source, the files of `draw_all` and what `compare_answers` says
-    of queries that two sources share.
+    """Returns the page's HTML.
+
+    Takes the `rows` of `summarise`, one per source, the files of `draw_all`, and the results of `compare_answers`.
     """
     tables = [table_cells(row) for row in rows]
     lines = [(name, [table[name] for table in tables]) for name in tables[0]]
@@ -149,7 +150,7 @@ def report_page(
 
 
 def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row's figures as text, by name; names as in a judge bench."""
+    """Returns a row's figures as text, by name; the names are those of a judge bench."""
     pairs, cost = row["figures"]["pairs"], row["figures"]["cost"]
     p50, p95 = cost["latency_p50_s"], cost["latency_p95_s"]
     return {
@@ -168,7 +169,7 @@ def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shared_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of `compare_answers` as text, by name: of two figures the first source's comes first."""
+    """Returns a row of `compare_answers` as text, by name; of two figures the first source's comes first."""
     of = f", of {row['checked']:,} whose truth differs"
     return {
         "queries that both answered": f"{row['queries']:,}",
@@ -181,12 +182,12 @@ def shared_cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _mistakes(source: Recorded) -> tuple[str, int, list[dict[str, Any]]]:
-    """A source's name, how many of its answers are wrong, and cards of those that it was surest of."""
+    """Returns a source's name, its number of wrong answers, and cards of the most confident ones."""
     wrong = np.flatnonzero(outcomes(source) == "incorrect")
     gaps = np.array([abs(source.items[place].gap) for place in wrong])
     sure = np.array([0.0 if (p := source.answers[place].p) is None else max(p[:2]) for place in wrong])
     cards = []
-    # surest first; among equally sure ones the pair that lies furthest apart
+    # most confident first; among equals the pair with the widest gap
     for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no images
         try:
             cards.append(
@@ -198,11 +199,11 @@ def _mistakes(source: Recorded) -> tuple[str, int, list[dict[str, Any]]]:
 
 
 def _side(source: Recorded, place: int, side: int) -> dict[str, Any]:
-    """One image of a question, with the truth about it and how sure the judge was of it."""
+    """Returns one image of a question, with its truth and the judge's confidence."""
     if source.store is None:
         raise MissingImage("the answers come from no store")
     image = source.store.image(source.images[place][side])
-    # every n-th pixel is enough for a card, and quicker than to resample
+    # every n-th pixel is enough for a card, and faster than resampling
     step = -(-max(image.shape[:2]) // _CARD_PX)
     name, answer, item = ("left", "right")[side], source.answers[place], source.items[place]
     return {

@@ -1,4 +1,4 @@
-"""The page of many judges: one table of entries that sorts, in one file that loads nothing."""
+"""The page of many judges: one sortable table of entries, in one file that loads nothing else."""
 
 import base64
 import hashlib
@@ -22,12 +22,12 @@ _COLUMNS = {
     "voc": "VOC",
 }
 _TASK_COLUMNS = {"accuracy": "pairs", "auc": "scores"}
-"""Figures of each task, and the kind of question that they are of."""
+"""Figures of each task, with the kind of question behind each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Head:
-    """A column; `first` is low where the smallest value, or the first word, comes first."""
+    """A column; `first` is low if the smallest value, or the first word, comes first."""
 
     name: str
     task: str = ""
@@ -37,11 +37,11 @@ class _Head:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Cell:
     value: float | str = ""
-    """What the column is sorted by; empty where nothing was asked."""
+    """Sort key of the column; empty if nothing was asked."""
     shown: str = "-"
     low: float | None = None
     high: float = 0.0
-    """Ends of the interval, in percent of the scale from 0 to 1."""
+    """Bounds of the interval, in percent of the scale from 0 to 1."""
     note: str = ""
     grade: str = ""
     details: Sequence[str] = ()
@@ -53,7 +53,7 @@ def compare_entries(paths: Sequence[Path], items: Path | None, out: Path) -> int
 
     Args:
         paths: files of entries, all about one frozen suite.
-        items: the suite's file, with or without its images; None: the one .zip beside the first entry.
+        items: the suite's file, with or without its images; None for the only .zip beside the first entry.
         out: file of the page.
 
     Raises:
@@ -72,7 +72,7 @@ def compare_entries(paths: Sequence[Path], items: Path | None, out: Path) -> int
 
 
 def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
-    """The page's HTML: a row of each entry, those with the fewest faults first."""
+    """Returns the page's HTML: one row per entry, those with the fewest faults first."""
     tasks = list(questions.tasks)
     heads = [_Head(name="judge", first="low"), *(_Head(name=name) for name in _COLUMNS.values())]
     heads += [
@@ -123,7 +123,7 @@ def _figure_cell(entry: Entry, task: str, figure: str) -> _Cell:
     if found is None:
         return _Cell(grade=grade)
     value, low, high = found
-    # a rank correlation goes from -1 to 1
+    # a rank correlation is in [-1, 1]
     ends = [100 * (end + 1) / 2 if figure == "voc" else 100 * end for end in (low, high)]
     if figure in ("auc", "voc"):
         shown, note = f"{value:.2f}", f"{low:.2f} to {high:.2f}"

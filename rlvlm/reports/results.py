@@ -1,4 +1,4 @@
-"""Results of runs, read from their folders: a sweep's, or any runs side by side."""
+"""Results of runs, read from their folders: of the runs of a sweep, or of any runs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,118 +22,118 @@ from rlvlm.sweeps.folder import ENDED, State, SweepFolder
 from rlvlm.sweeps.plan import app_name
 
 SOLVED = 0.8
-"""A run whose final score reaches this counts as a success."""
+"""Final score from which a run counts as a success."""
 _ASIDE = ("eval.", "track.", "serve.", "engine.")
-"""Sections of settings by which runs are not longer apart: what is seen of it, and where it is served."""
+"""Sections of settings that do not distinguish runs: evaluation, tracking, serving and engines."""
 _FEW_SETTINGS = 3
-"""As many stand in a source's name."""
+"""Maximum number of settings in a source's name."""
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:
-    """Mean of what is a number, neither None nor NaN; None where nothing is."""
+    """Returns the mean of the finite values, without None and NaN; None if there is none."""
     known = [value for value in values if value is not None and np.isfinite(value)]
     return float(np.mean(known)) if known else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """One run as far as it has come."""
+    """Result of one run, finished or not."""
 
     task: str
     source: str
-    """What it is compared with others by: a key of `Results.sources`."""
+    """Group in comparisons: a key of `Results.sources`."""
     config: RunConfig
     path: Path
-    """Its folder, which need not be there yet."""
+    """The run's folder, which need not exist yet."""
     state: str
-    """A `State` of a sweep's run; of another why it ended, or that it has not."""
+    """`State` of a sweep's run; for other runs the exit reason, or that it has not finished."""
     cause: str = ""
-    """Why it failed."""
+    """Cause of a failure."""
     steps: Floats
-    """[N] env steps of its evaluations."""
+    """[N] env steps of the evaluations."""
     scores: Floats
     """[N] true scores."""
     success: Floats
     """[N] success rates."""
     at_end: Floats
-    """[N] share of episodes that ended in success; NaN where the env does not define it."""
+    """[N] share of episodes that ended in success; NaN if the env does not define it."""
     returns: Floats
     """[N] true episode returns."""
     queries: int
     label_accuracy: float | None
-    """Share of right labels among the decided, None where nothing was asked."""
+    """Share of right labels among the decided; None if nothing was asked."""
     wall_s: float
     peak_rss_mb: float | None
     cost_usd: float | None = None
-    """What a paid judge was paid; None where no judge was paid."""
+    """Cost of a paid judge; None without one."""
     false_positives: float | None = None
-    """Share of the newest failures that a judge which rewarded them called successes; None where none did."""
+    """Share of the newest failures that a rewarding judge called successes; None without such a judge."""
     alarm_step: int | None = None
-    """Env step at which that judge's monitor gave its alarm, None where it gave none."""
+    """Env step of the alarm of that judge's monitor; None without an alarm."""
     judge: tuple[str, str] = ("", "")
-    """Name and prompt in the stamp of the first answer; empty where there is none."""
+    """Name and prompt in the stamp of the first answer; empty without answers."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether it came to its end, so that it has a final score and is compared."""
+        """Whether the run ended properly, so that it has a final score and is compared."""
         return self.state in ENDED and len(self.steps) > 0
 
     @property
     def final(self) -> float:
-        """Mean of the last evaluations' scores."""
+        """Mean score of the last evaluations."""
         return self.mean_of_last(self.scores)
 
     def mean_of_last(self, values: Floats) -> float:
-        """Mean of the last of `values` [N], one for each evaluation; that of step 0 came before training."""
+        """Returns the mean of the last of `values` [N], one per evaluation; that at step 0 precedes training."""
         trained = values[self.steps > 0]
         return float((trained if len(trained) else values)[-FINAL_EVALUATIONS:].mean())
 
     @property
     def first_solved(self) -> int | None:
-        """Env step of the first evaluation that reached `SOLVED`."""
-        # the first time counts even if it is lost again: the final score says what stayed
+        """Env step of the first evaluation that reached `SOLVED`; None without one."""
+        # the first time counts even if it is lost again: the final score shows what remained
         reached = np.flatnonzero(self.scores >= SOLVED)
         return int(self.steps[reached[0]]) if len(reached) else None
 
     def curve(self, grid: Floats) -> Floats:
-        """[len(grid)] its scores at these steps; after a run that ended early, its last one."""
-        # beyond the last evaluation numpy repeats its score, which is what a run that ended early is credited with
+        """Returns the [len(grid)] scores at these steps; after an early end, the last score."""
+        # beyond the last evaluation numpy repeats its score, with which a run that ended early is credited
         return np.interp(grid, self.steps, self.scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Runs to be compared: on each task, sources against one another, over their seeds."""
+    """Runs to compare: on each task, sources against one another, over their seeds."""
 
     title: str
     sources: dict[str, str]
-    """Names for readers, in the order of images and tables."""
+    """Display names, in the order of figures and tables."""
     tasks: Sequence[str]
     runs: Sequence[RunResult]
     remarks: Sequence[str] = ()
-    """What a reader must know before believing the comparison."""
+    """Caveats for the reader of the comparison."""
     benches: Sequence[Mapping[str, Any]] = ()
-    """Rows of judge benches, of judges that some of the runs asked."""
+    """Rows of judge benches, for judges that some of the runs asked."""
 
     def of(self, task: str, source: str) -> list[RunResult]:
-        """All runs of one task with one source."""
+        """Returns all runs of one task with one source."""
         return [run for run in self.runs if (run.task, run.source) == (task, source)]
 
     def finished(self, task: str, source: str) -> list[RunResult]:
-        """The runs of one task with one source that came to their end."""
+        """Returns the finished runs of one task with one source."""
         return [run for run in self.of(task, source) if run.is_finished]
 
     @property
     def common_tasks(self) -> list[str]:
-        """The tasks on which every source has a finished run: over these sources are compared as a whole."""
+        """Tasks on which every source has a finished run; the overall comparison covers these."""
         return [task for task in self.tasks if all(self.finished(task, source) for source in self.sources)]
 
 
 def sweep_results(folder: SweepFolder) -> Results:
-    """The results of a sweep, finished or not.
+    """Returns the results of a sweep, finished or not.
 
     Raises:
-        UsageError: its file cannot be read.
+        UsageError: the sweep's file cannot be read.
     """
     sweep = folder.config()
     plans = list(folder.plans().values())
@@ -169,13 +169,13 @@ def sweep_results(folder: SweepFolder) -> Results:
 
 
 def run_results(paths: Sequence[Path]) -> Results:
-    """The results of any runs: those of one task that differ in nothing but their seed have the same source.
+    """Returns the results of any runs: runs of one task that differ only in their seed share a source.
 
-    A source is called by where its reward comes from, and, where two of a task share that name, also by the settings in
-    which they differ; where these are many, by the folder of its first run, and a remark has them.
+    A source is named after its reward, and, if two of a task share that name, also after the settings in which they
+    differ; if these are many, after the folder of its first run, and a remark lists them.
 
     Raises:
-        UsageError: no path, or no run under one.
+        UsageError: there is no path, or no run under one.
     """
     if not paths:
         raise UsageError("name at least one run's folder", "rlvlm report runs/")
@@ -188,27 +188,27 @@ def run_results(paths: Sequence[Path]) -> Results:
         {
             name: value
             for name, value in flat(replace(run.config, seed=0, out=None)).items()
-            # what is looked at, kept or served, and what has no effect, does not say what a run is
+            # monitoring, storage, serving and settings without effect do not define a run
             if not name.startswith(_ASIDE) and run.config.why_unused(name) is None
         }
         for run in runs
     ]
     named, short = [], dict[str, str]()
     for run, kind in zip(runs, kinds, strict=True):
-        # within a task and a kind of reward, which the name says already, settings distinguish the runs
+        # within a task and a kind of reward, which is in the name already, settings distinguish the runs
         rivals = [
             other
             for rival, other in zip(runs, kinds, strict=True)
             if (rival.task, rival.config.reward_name) == (run.task, run.config.reward_name)
         ]
         keys = sorted({key for other in rivals for key in kind.keys() | other if kind.get(key) != other.get(key)})
-        # empty settings would only say that somebody else has set something
+        # empty settings would only say that another run has set them
         settings = [f"{key}={kind[key]}" for key in keys if kind.get(key) not in (None, "")]
         source = ", ".join([run.config.reward_name, *settings])
         if len(keys) > _FEW_SETTINGS:
             if source not in short:
                 name, whole = (f"{run.config.reward_name} ({place})" for place in (run.path.name, run.path))
-                short[source] = whole if name in short.values() else name  # folders of sweeps are called alike
+                short[source] = whole if name in short.values() else name  # folders of sweeps have equal names
             source = short[source]
         named.append(replace(run, source=source))
     longer = [f"{name} is: {settings}." for settings, name in short.items()]
@@ -224,7 +224,7 @@ def run_results(paths: Sequence[Path]) -> Results:
 
 
 def _alarms(runs: Sequence[RunResult]) -> list[str]:
-    """One remark where the judges of some runs rewarded failures."""
+    """Returns a remark if the judges of some runs rewarded failures, else none."""
     fooled = [run.path.name for run in runs if run.alarm_step is not None]
     remark = (
         f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
@@ -234,7 +234,7 @@ def _alarms(runs: Sequence[RunResult]) -> list[str]:
 
 
 def _read(run: RunFolder | None, **about: Any) -> RunResult:
-    """What a run's folder says, beside what is known `about` it; None is a run that has not begun."""
+    """Reads the result of a run's folder, combined with the facts in `about`; `run` is None before it begins."""
     rows = run.evaluations.read() if run else []
     summary = run.summary() if run else {}
     asked = summarise_answers(run) if run else summarise_queries([])
@@ -258,20 +258,20 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
 
 
 def _judge_of(run: RunFolder) -> tuple[str, str]:
-    """Who answered, by the first example that was kept; the others are megabytes of images."""
+    """Returns judge and prompt of the first example in the log; the others are megabytes of images."""
     try:
         with run.samples.path.open() as file:
             first = json.loads(file.readline())
         return str(first["judge"]), str(first["prompt"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # nothing was asked, or the line is torn
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # nothing was asked, or the line is damaged
         return "", ""
 
 
 def with_benches(results: Results, paths: Sequence[Path]) -> Results:
-    """The results with the rows of their judges' benches; `paths` are rows, or folders with some.
+    """Returns the results with the rows of their judges' benches; `paths` are rows, or folders with some.
 
     Raises:
-        UsageError: no row is there, or one that cannot be read.
+        UsageError: there is no row, or one that cannot be read.
     """
     files = [file for path in paths for file in (sorted(path.rglob(ROW_FILE)) if path.is_dir() else [path])]
     if paths and not files:
@@ -286,12 +286,12 @@ def with_benches(results: Results, paths: Sequence[Path]) -> Results:
 
 
 def _with_costs(folder: SweepFolder, runs: Sequence[RunResult]) -> list[RunResult]:
-    """The runs with what their judges were paid: the sweep's ledger of each, shared out by the queries asked."""
-    # one ledger per judge; the price of a run is its share of the questions that this judge was asked
+    """Returns the runs with the costs of their judges: each ledger of the sweep, divided by the queries asked."""
+    # one ledger per judge; a run's cost is its share of the questions to this judge
     apps = [app_name(run.config, folder.path) if run.config.reward.asks_judge else "" for run in runs]
     paid = []
     for run, app in zip(runs, apps, strict=True):
-        # by the questions asked: they share the judge's cache too, and who happened to ask first says nothing
+        # by questions asked: runs share the judge's cache too, and it is chance which one asked first
         ledger = folder.ledger(app)
         total = sum(other.queries for other, its in zip(runs, apps, strict=True) if its == app)
         if app and total and ledger.exists():

@@ -1,4 +1,4 @@
-"""Two who answered the same queries, such as a person and a VLM, held against each other and against the truth."""
+"""Compares two sources of answers to the same queries, such as a person and a VLM, with each other and the truth."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -13,19 +13,19 @@ from rlvlm.reports.judge_answers import Recorded
 
 
 def compare_answers(sources: Sequence[Recorded]) -> list[dict[str, Any]]:
-    """What every two sources of different judges say of the queries that both answered.
+    """Compares every two sources of different judges on the queries that both answered.
 
     Returns:
         One row per two sources that share a query that both could read: `first` and `second`, their names; `queries`
-        that both answered; `agree`, the share of equal labels (a tie is a label), and `kappa`, which is Cohen's; and of
-        each a list of two: `accuracy`, the share of decided labels that are right; `kappa_truth`, Cohen's with the
-        truth, over the `checked` queries whose truth is known and no tie; `median_s`, seconds per answer. What is not
-        known is None.
+        that both answered; `agree`, the share of equal labels (a tie is a label), and `kappa`, Cohen's; and lists of
+        two, one value for each source: `accuracy`, the share of right labels among the decided; `kappa_truth`, Cohen's
+        kappa with the truth, over the `checked` queries whose truth is known and no tie; `median_s`, seconds per
+        answer. Unknown values are None.
     """
     rows = []
     for first, second in combinations(sources, 2):
         indices = [{key: index for index, key in enumerate(source.keys) if key} for source in (first, second)]
-        # both named a side or saw no difference; what could not be read says nothing of the query
+        # both named a side or a tie; unreadable answers are left out
         shared = [
             (indices[0][key], indices[1][key])
             for key in indices[0]
@@ -48,11 +48,11 @@ def compare_answers(sources: Sequence[Recorded]) -> list[dict[str, Any]]:
 
 
 def _against_truth(first: Recorded, second: Recorded, shared: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """`checked`, and the lists of two."""
+    """Returns `checked`, and the lists of two."""
     figures: dict[str, Any] = {"checked": 0, "accuracy": [], "kappa_truth": [], "median_s": []}
     for side, source in enumerate((first, second)):
         answered = [(source.items[pair[side]], source.answers[pair[side]]) for pair in shared]
-        checked = [(item, answer) for item, answer in answered if abs(item.gap) > MIN_GAP]  # not NaN either
+        checked = [(item, answer) for item, answer in answered if abs(item.gap) > MIN_GAP]  # also excludes NaN
         right = [outcome_of(item, answer) == "right" for item, answer in checked if answer.label != Label.TIE]
         truths = [str(Label.of(*item.truth)) for item, _ in checked]
         seconds = [answer.latency_s for _, answer in answered if answer.latency_s > 0]

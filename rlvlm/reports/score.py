@@ -1,4 +1,4 @@
-"""`rlvlm score`: a judge's labels of recorded episodes, as tables beside the data and as a page."""
+"""`rlvlm score`: labels recorded episodes with a judge, and writes tables beside the data and a page."""
 
 import math
 import sys
@@ -61,25 +61,25 @@ def score_data(  # noqa: PLR0913 - the command's options
 ) -> int:
     """Labels recorded episodes, writes tables and page into `out`, and returns the exit code.
 
-    Answers are kept in `out`/answers as they come, unless `config.store` names another store: a second call asks what
-    is missing.
+    Answers are kept in `out`/answers as they come, unless `config.store` names another store: a second call asks only
+    the missing ones.
 
     Args:
         recordings: the data, which are only read.
         config: the judge.
         asked: the questions.
-        out: folder; not inside of the data.
-        app: a running Serve app that judges in place of `config`; empty builds the judge here.
-        against: labels of another judge on the same data, to compare with; None compares with nothing.
+        out: folder to write, outside of the data.
+        app: running Serve app to ask instead of `config`; empty builds the judge here.
+        against: labels of another judge on the same data, for comparison; None compares with nothing.
         num_preflight: known items of each kind that are asked first, see `judge_bench.preflight`; 0 asks none, and
-            people are asked none.
-        page: where people answer, where they judge.
+            people are never asked any.
+        page: page on which people answer, for a human judge.
 
     Raises:
-        UsageError: nothing of the data can be read, or nothing can be written to `out`.
-        JudgeUnavailable: the judge cannot be loaded or answers nothing, or its budget is spent; what it answered
-            before is kept, and written.
-        JudgeRefused: the preflight says that its answers mean nothing.
+        UsageError: none of the data can be read, or `out` cannot be written.
+        JudgeUnavailable: the judge cannot be loaded or does not answer, or its budget is spent; earlier answers are
+            kept and written.
+        JudgeRefused: the preflight finds that its answers mean nothing.
     """
     if recordings.path.is_dir() and out.resolve().is_relative_to(recordings.path.resolve()):
         raise UsageError(f"{out} lies inside of the data, which are not written to", "name another folder with --out")
@@ -135,7 +135,7 @@ def score_data(  # noqa: PLR0913 - the command's options
 def _open_judge(
     stack: ExitStack, config: JudgeConfig, app: str, store: LabelStore, out: Path, page: PageConfig, stop: StopRequest
 ) -> Judge:
-    """The judge that is asked, ready while `stack` is open; errors as of `score_data`."""
+    """Returns the judge to ask, ready while `stack` is open; raises as `score_data` does."""
     if app:
         if not cluster_address():
             raise UsageError(
@@ -154,7 +154,7 @@ def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
     """Reads all episodes once, without their images.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no episode.
     """
     sample: list[RobotTrajectory] = []
     torn: list[CorruptEpisode] = []
@@ -184,10 +184,10 @@ def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
 
 
 def _try_judge(judge: CachedJudge, data: DataSummary, recordings: Recordings, asked: Asked, count: int) -> None:
-    """The bench's preflight on the data's own episodes.
+    """Runs the bench's preflight on the data's own episodes.
 
     Raises:
-        JudgeRefused: as `preflight`; where the data do not say which episodes succeeded, its words are only a warning.
+        JudgeRefused: as for `preflight`; only a warning if the data do not state which episodes succeeded.
     """
     is_known = asked.success is not None or all(film.success is not None for film in data.sample)
     is_scored = asked.questions != {"pairs"}
@@ -219,26 +219,27 @@ def _log(line: str) -> None:
 def _score_all(
     judge: CachedJudge, recordings: Recordings, asked: Asked, screen: "_ScoreScreen", stop: StopRequest
 ) -> tuple[list[ScoredEpisode], dict[int, list[str]], JudgeUnavailable | None]:
-    """The episodes that were scored until the judge failed, which comes last, or the user stopped it; and their images,
-    by number.
+    """Scores episodes until the judge fails or the user stops.
+
+    Returns the scored episodes, their images by number, and the judge's error, if any.
     """
     episodes: list[ScoredEpisode] = []
     strips: dict[int, list[str]] = {}
     said: set[str] = set()
 
     def log(line: str) -> None:
-        if line not in said:  # of each group of episodes the same
+        if line not in said:  # groups of episodes repeat the same line
             said.add(line)
             screen.line(line)
 
     try:
         for episode in score_episodes(judge, recordings, asked, log):
-            # encoded at once: thousands of episodes would not fit into memory as they are
+            # encoded at once: the raw images of thousands of episodes would not fit into memory
             strips[episode.number] = [_webp(image) for image in episode.strip]
             episodes.append(replace(episode, strip=episode.strip[:0]))
             screen.add(episode)
             if episode.reason:
-                screen.line(repr(f"{episode.name}: {episode.reason}")[1:-1])  # names of files may hold escape sequences
+                screen.line(repr(f"{episode.name}: {episode.reason}")[1:-1])  # file names may hold escape sequences
             if stop:
                 break
     except JudgeUnavailable as error:
@@ -249,7 +250,7 @@ def _score_all(
 
 
 class _ScoreScreen(Screen):
-    """How far it is, and how long it still takes. A context."""
+    """Shows progress and remaining time, as a context manager."""
 
     def __init__(self, stream: TextIO, title: str, data: DataSummary) -> None:
         super().__init__(stream, title)
@@ -269,7 +270,7 @@ class _ScoreScreen(Screen):
             self.line(self._text())
 
     def finish(self) -> None:
-        """Says how far it came."""
+        """Logs the final progress."""
         self.wall_s = time.monotonic() - self._began
         self.line(self._text())
 
@@ -283,7 +284,7 @@ class _ScoreScreen(Screen):
         return f"{done}, {60 * rate:,.0f} a minute{cost}, {left or 'unknown'} left"
 
     def render(self) -> RenderableType:
-        """A bar with the text beside it."""
+        """Returns a progress bar with the text beside it."""
         row = Table.grid(padding=(0, 1))
         row.add_row(
             ProgressBar(total=self._data.num_episodes, completed=self._counts["episodes"], width=30), self._text()

@@ -1,4 +1,4 @@
-"""What a judge's labels say of recorded data: the rows of the tables, the advice, and the page that shows episodes."""
+"""Tables, advice and page about a judge's labels of recorded data."""
 
 import math
 from collections import Counter
@@ -22,9 +22,9 @@ from rlvlm.runs.plots import INK, STYLE, to_svg
 from rlvlm.templates import inline, render
 
 MAX_CARDS = 200
-"""Episodes on the page: all suspicious ones up to so many, then those of the least worth."""
+"""Maximum number of episodes on the page: suspicious ones first, then those of the lowest worth."""
 _CUTS = (0.2, 0.4, 0.6, 0.8)
-"""Least worth of the episodes that are kept, in the table of what is left."""
+"""Minimum worths of kept episodes, in the table of what remains."""
 _MARKS = {True: "success", False: "failure", None: "unknown"}
 _COLOURS = {"success": "#2a9d8f", "failure": "#e76f51", "unknown": "#457b9d"}
 
@@ -36,14 +36,14 @@ class DataSummary:
     digest: str
     num_episodes: int
     num_frames: int
-    """That are asked about."""
+    """Number of frames that are asked about."""
     sample: tuple[RobotTrajectory, ...]
-    """The first episodes, for the preflight."""
+    """First episodes, for the preflight."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredData:
-    """The results, and all that is written about them."""
+    """Scored episodes, and the tables and page made from them."""
 
     name: str
     data: DataSummary
@@ -57,7 +57,7 @@ class ScoredData:
     other: RecordedLabels | None
 
     def labels(self) -> Iterator[dict[str, Any]]:
-        """The rows of `COLUMNS`."""
+        """Yields the rows of `COLUMNS`."""
         by = asdict(self.stamp)
         for episode in self.episodes:
             about = {"episode": episode.number, "name": episode.name, "goal": episode.goal} | by
@@ -70,7 +70,7 @@ class ScoredData:
                 yield about | {"success": _or_none(episode.success), "status": status}
 
     def pairs(self) -> Iterator[dict[str, Any]]:
-        """The rows of `PAIR_COLUMNS`."""
+        """Yields the rows of `PAIR_COLUMNS`."""
         by = asdict(self.stamp)
         for _, item, answer in (row for episode in self.episodes for row in episode.rows):
             if item.kind == "pair":
@@ -80,7 +80,7 @@ class ScoredData:
                 yield where | {"goal": item.goal, "label": answer.label or None, "status": answer.status} | by
 
     def lerobot_progress(self) -> Iterator[EpisodeProgress]:
-        """A row for each frame of the data set, also of episodes that were not asked about."""
+        """Yields a row for each episode of the data set that has frame indices, asked about or not."""
         for episode in self.episodes:
             if len(episode.indices):
                 yield EpisodeProgress(
@@ -91,7 +91,7 @@ class ScoredData:
                 )
 
     def other_worth(self, number: int) -> float:
-        """What the other judge thinks an episode is worth; NaN where there is no answer of it."""
+        """Returns the other judge's worth of an episode; NaN without an answer."""
         if self.other is None:
             return math.nan
         if number in self.other.success:
@@ -100,7 +100,7 @@ class ScoredData:
         return self.other.progress[number, max(frames)] if frames else math.nan
 
     def row(self) -> dict[str, Any]:
-        """Everything but the images, as JSON."""
+        """Returns everything but the images, as JSON."""
         threshold, is_known = find_threshold(self.episodes)
         suspicious = {
             episode.number: words
@@ -151,7 +151,7 @@ class ScoredData:
     def _summary(
         self, graded: Graded, counts: Counter[str], suspicious: Mapping[int, Sequence[str]], num_short: int
     ) -> dict[str, str]:
-        """Figures in words; those that are not known are left out."""
+        """Returns figures in words; unknown ones are left out."""
         scores, pairs = graded.scores, graded.pairs
         both = [(episode.worth, self.other_worth(episode.number)) for episode in self.episodes]
         both = [row for row in both if np.isfinite(row).all()]
@@ -179,9 +179,9 @@ class ScoredData:
         return {name: cell for name, cell in cells.items() if cell != "-"}
 
     def page(self, row: Figures) -> str:
-        """The HTML of the page."""
+        """Returns the HTML of the page."""
         suspicious: Mapping[str, list[str]] = row["suspicious"]
-        # suspicious ones first, then the least worth; those without any worth are suspicious
+        # suspicious ones first, then by rising worth; those without any worth are suspicious
         order = sorted(
             self.episodes,
             key=lambda episode: (
@@ -240,7 +240,7 @@ class ScoredData:
             "other": f"{other:.2f}" if math.isfinite(other) else "",
             "words": words,
             "reason": episode.reason[:300],
-            # left to right as time goes, up as progress does
+            # x is time, y is progress, upwards
             "curve": " ".join(f"{x:.1f},{30 - 28 * y:.1f}" for x, y in points),
             "label": f"progress from {points[0][1]:.2f} to {points[-1][1]:.2f}" if points else "no progress",
             "strip": self.strips[episode.number],
@@ -257,7 +257,7 @@ def _share_of_successes(episodes: Sequence[ScoredEpisode]) -> float | None:
 
 
 def _left(episodes: Sequence[ScoredEpisode], worth: float) -> dict[str, Any]:
-    """Episodes of at least this worth: counts, and the share of successes where it is known."""
+    """Returns counts of the episodes of at least this worth, and their share of successes if known."""
     kept = [episode for episode in episodes if episode.worth >= worth]
     frames = sum(episode.num_frames for episode in kept)
     return {"worth": worth, "episodes": len(kept), "frames": frames, "successes": _share_of_successes(kept)}
@@ -268,7 +268,7 @@ def _correlation(rows: Sequence[tuple[float, float]]) -> str:
 
 
 def draw_worths(episodes: Sequence[ScoredEpisode], threshold: float) -> Figure:
-    """How many episodes are worth how much, by what the data say of them; the threshold is dashed."""
+    """Draws a histogram of the episodes' worth by success; the threshold is dashed."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
         axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Means that outliers do not move, how far they can be trusted, and who wins by them, in plain sentences.
+"""Robust means with confidence intervals, and the ranking of sources by them, in plain sentences.
 
 Source: Agarwal et al. 2021, arXiv:2108.13264, sec. 4: interquartile means with stratified bootstrap intervals.
 """
@@ -15,14 +15,14 @@ from rlvlm.runs.scores import Floats
 RESAMPLES = 5_000
 CONFIDENCE = 0.95
 FEW_SEEDS = 3
-"""With fewer finished runs per task and source than this, an interval supports nothing."""
+"""Number of finished runs per task and source below which an interval supports no conclusion."""
 SEED = 0
-"""Seed of the bootstrap, so that a report says the same each time."""
+"""Seed of the bootstrap, so that a report never changes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A number and the interval around it."""
+    """A number with its confidence interval."""
 
     value: float
     low: float
@@ -35,18 +35,18 @@ class Estimate:
 
 
 def interquartile_mean(values: ArrayLike, axis: int = -1) -> Floats:
-    """Mean of the middle half of the values along an axis, the outermost kept ones by their share.
+    """Returns the mean of the middle half of the values along an axis; the outermost ones count partially.
 
     Args:
         values: [..., N, ...] with N >= 1 along `axis`.
-        axis: along which the values lie.
+        axis: axis of the values.
 
     Returns:
-        The values' shape without `axis`.
+        Means, in the values' shape without `axis`.
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, sec. 4.3.
     """
-    # the k-th of N ordered values stands for the stretch [k, k + 1] of N; what of it lies within the middle half counts
+    # the k-th of N sorted values covers [k, k + 1]; its weight is the length of this within [N / 4, 3 N / 4]
     ordered = np.sort(np.moveaxis(np.asarray(values, np.float64), axis, -1), axis=-1)
     count = ordered.shape[-1]
     edges = np.arange(count + 1)
@@ -55,57 +55,57 @@ def interquartile_mean(values: ArrayLike, axis: int = -1) -> Floats:
 
 
 def resampled_means(strata: Sequence[Floats], rng: np.random.Generator, resamples: int = RESAMPLES) -> Floats:
-    """[R, ...] interquartile means of runs drawn again with replacement, from each stratum as many as it has.
+    """Returns [R, ...] interquartile means of runs resampled with replacement, each stratum in its own size.
 
     Args:
-        strata: of each task, the runs' values [N, ...]; the trailing axes (e.g. env steps) are alike in all, and a run
+        strata: for each task, the runs' values [N, ...]; the trailing axes (e.g. env steps) are equal in all, and a run
             keeps its whole row.
-        rng: of the draws.
-        resamples: R.
+        rng: source of the draws.
+        resamples: number R of resamples.
     """
-    # a task's runs stand in for one another, and never for those of another task
+    # runs are exchangeable within a task, never across tasks
     drawn = [runs[rng.integers(len(runs), size=(resamples, len(runs)))] for runs in strata]
     return interquartile_mean(np.concatenate(drawn, axis=1), axis=1)
 
 
 def estimate(strata: Sequence[Floats], rng: np.random.Generator) -> Estimate:
-    """The interquartile mean over all runs [N] of all strata, with its stratified bootstrap interval."""
+    """Returns the interquartile mean over all runs [N] of all strata, with its stratified bootstrap interval."""
     low, high = percentiles(resampled_means(strata, rng))
     return Estimate(value=float(interquartile_mean(np.concatenate(strata))), low=float(low), high=float(high))
 
 
 def estimated_lead(strata: Sequence[Floats], others: Sequence[Floats], rng: np.random.Generator) -> Estimate:
-    """By how much one source's interquartile mean exceeds another's, with the interval of the difference.
+    """Returns the difference of two sources' interquartile means, with its interval.
 
     Args:
-        strata: of each task, the scores [N] of the source's runs.
-        others: likewise of the other source.
-        rng: of the draws, which are made independently for the two.
+        strata: for each task, the scores [N] of the source's runs.
+        others: for each task, the scores of the other source's runs.
+        rng: source of the draws, which are independent for the two sources.
     """
-    # the sources' runs are independent, so their draws are too: pairing them would make the interval too narrow or wide
+    # the sources' runs are independent, so their draws are too: pairing them would distort the interval
     low, high = percentiles(resampled_means(strata, rng) - resampled_means(others, rng))
     lead = interquartile_mean(np.concatenate(strata)) - interquartile_mean(np.concatenate(others))
     return Estimate(value=float(lead), low=float(low), high=float(high))
 
 
 def percentiles(samples: Floats) -> Floats:
-    """[2, ...] ends of the middle `CONFIDENCE` of the samples [R, ...]."""
+    """Returns the [2, ...] bounds of the middle `CONFIDENCE` of the samples [R, ...]."""
     return np.percentile(samples, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)], axis=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedSource:
-    """A source among others, best first."""
+    """A source in a ranking, best first."""
 
     source: str
     score: Estimate
     behind: Estimate | None
-    """By how much the best exceeds it; None for the best itself."""
+    """Lead of the best source over this one; None for the best itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The result of a comparison."""
+    """Result of a comparison."""
 
     text: str
     ranking: list[RankedSource]
@@ -116,13 +116,13 @@ def find(results: Results, tasks: Sequence[str]) -> Finding:
 
     Args:
         results: the runs to compare.
-        tasks: those to compare on; a source without a finished run on one of them is left out.
+        tasks: tasks to compare on; a source without a finished run on one of them is left out.
     """
     finals = {
         source: [np.array([run.final for run in results.finished(task, source)]) for task in tasks]
         for source in results.sources
     }
-    # a source that has not finished a run on each of the tasks would be compared on easier ones than the others
+    # a source without runs on some tasks might be compared on easier ones
     strata = {source: each for source, each in finals.items() if each and all(len(runs) for runs in each)}
     if not strata:
         return Finding(text="No run is finished yet, so there is nothing to compare.", ranking=[])
@@ -132,21 +132,21 @@ def find(results: Results, tasks: Sequence[str]) -> Finding:
 
 
 def rank(strata: dict[str, list[Floats]]) -> list[RankedSource]:
-    """The sources by their score, best first.
+    """Returns the sources by their score, best first.
 
     Args:
         strata: per source and task, the final scores [N] of its runs.
     """
     rng = np.random.default_rng(SEED)
     scores = {source: estimate(each, rng) for source, each in strata.items()}
-    # in order of the scores, and of the sources where these are equal: a report says the same each time
+    # sorted by score, and stable for equal scores: a report never changes
     best, *others = sorted(scores, key=lambda source: -scores[source].value)
     leads = {source: estimated_lead(strata[best], strata[source], rng) for source in others}
     return [RankedSource(source=source, score=scores[source], behind=leads.get(source)) for source in (best, *others)]
 
 
 def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int) -> str:
-    """Which source is ahead, by how much, and whether the runs support it; below `FEW_SEEDS` they cannot."""
+    """Returns which source leads, by how much, and whether the runs support it; below `FEW_SEEDS` they do not."""
     best, *others = ranking
     name = results.sources[best.source]
     if not others:
@@ -154,7 +154,7 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
     second = others[0]
     assert second.behind is not None
     behind = second.behind
-    # with a digit more than scores, so that it is seen whether zero is in the interval
+    # one digit more than scores, to show whether the interval contains zero
     interval = f" ({behind.low:.3f} to {behind.high:.3f})" if behind.low < behind.high else ""
     other = results.sources[second.source]
     lead = f"{name}: {_scored(best.score)}; {other}: {_scored(second.score)}; difference {behind.value:.3f}{interval}."
@@ -179,7 +179,7 @@ def _sentences(results: Results, ranking: Sequence[RankedSource], num_seeds: int
 
 
 def _scored(score: Estimate) -> str:
-    """A score with its interval, for readers; that of one run, or of runs that are all alike, has none."""
+    """Formats a score with its interval, which is left out for one run or equal runs."""
     if score.low == score.high == score.value:
         return f"{score.value:.2f}"
     return f"{score.value:.2f} ({100 * CONFIDENCE:.0f} % interval {score.low:.2f} to {score.high:.2f})"
