@@ -1,5 +1,5 @@
-"""Numbers for what happened: of steps by a `RewardSource`, of turns and episodes by a `Scorer`.
+"""Rewards: a `RewardSource` labels steps, a `Scorer` scores turns and episodes.
 
-`source` says what a source of steps' rewards is, `build` makes one by its name; `scorers` score turns and episodes, and
-`monitor` watches a judge among them. Used by preferences and algorithms.
+`source` defines sources of step rewards, `build` makes one by name; `scorers` score turns and episodes, and `monitor`
+watches a judge that does. Used by preferences and algorithms.
 """

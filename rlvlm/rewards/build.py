@@ -1,4 +1,4 @@
-"""Sources of steps' rewards by name: those that ship, and `my_file:NAME`. Called by the algorithm."""
+"""Builds sources of step rewards by name: those that ship, and `my_file:NAME`. Called by the algorithm."""
 
 from typing import Any
 
@@ -15,25 +15,28 @@ _SHIPPED: dict[str, type[RewardSource]] = {
     "success": SuccessReward,
     "novelty": NoveltyReward,
 }
-"""Names as in `rewards.config.SOURCES`; those learned from a teacher's answers have a feedback loop instead."""
+"""Sources by name, as in `rewards.config.SOURCES`; those learned from a teacher's answers have a feedback loop
+instead."""
 
 
 _PARTS = ("label", "labelling", "version", "get_state", "set_state")
-"""What a source has; all but the first may be made with it."""
+"""Members of a source; all but the first may be set when it is built."""
 
 
 def load_source(name: str) -> Any:
-    """The source that ships under `name`, or what `my_file:NAME` refers to, as far as can be told before it is made.
+    """Returns the source class that ships under `name`, or the object that `my_file:NAME` refers to.
+
+    Checks what can be checked before the source is built.
 
     Raises:
-        UsageError: there is no such thing, or it is no source and makes none.
+        UsageError: there is no such object, or it neither is nor makes a source.
     """
     if name in _SHIPPED:
         return _SHIPPED[name]
     found = load_object(name, "reward.source")
     fix = "derive it from rlvlm.rewards.source.RewardSource, or give a function (images, goal) -> scores"
     is_derived = isinstance(found, type) and issubclass(found, RewardSource)
-    # an object and a class are sources by what they have; the base has a `label`, which only raises
+    # objects and classes are sources by their members; the base class has a `label` that only raises
     if isinstance(found, type) or not callable(found):
         if getattr(found, "label", RewardSource.label) is RewardSource.label:
             missing = ["label", *(part for part in _PARTS[1:] if not hasattr(found, part))]
@@ -49,20 +52,20 @@ def load_source(name: str) -> Any:
 
 
 def build_source(name: str, context: SourceContext) -> RewardSource:
-    """The source that ships under `name`, or the one that `my_file:NAME` refers to.
+    """Builds the source that ships under `name`, or the one that `my_file:NAME` refers to.
 
     Args:
-        name: of a class like `RewardSource`, of a function of `(images, goal)` that gives scores, or of a function of a
-            `SourceContext` that makes a source.
-        context: everything that it may need.
+        name: name of a class like `RewardSource`, of a function of `(images, goal)` that returns scores, or of a
+            function of a `SourceContext` that makes a source.
+        context: everything that the source may need.
 
     Raises:
-        UsageError: there is no such thing, or it is none of these.
+        UsageError: there is no such object, or it is none of these.
     """
     source: Any
     found = load_source(name)
     if isinstance(found, type):
-        # a class of one's own may need nothing of the context, and then no base class either
+        # a user's class may need nothing of the context, and then no base class either
         source = found.build(context) if issubclass(found, RewardSource) else found()
     # two parameters: a function of images and a goal; one: it makes a source
     elif callable(found) and len(needed_parameters(found)) == 2:

@@ -1,4 +1,4 @@
-"""Which reward a run learns from; imports nothing heavy so that the command line starts at once."""
+"""Configuration of rewards; imports nothing heavy so that the command line starts at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -8,7 +8,7 @@ from typing import Literal
 from rlvlm.core.checks import check_least, check_shares
 
 SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
-"""Sources of steps' rewards by their names, each of which means the same in all algorithms."""
+"""Names of the sources of step rewards, with the same meaning in all algorithms."""
 TEACHERS = (
     *("judge", "oracle", "progress", "mistake", "stochastic", "skip", "equal", "myopic", "simulated"),
     *("published", "measured", "random", "human", "mixed"),
@@ -21,7 +21,7 @@ def check_name(setting: str, value: str, names: Iterable[str]) -> None:
     """Raises unless `value` is one of `names`, or refers to an object of the user's own.
 
     Raises:
-        ValueError: says which is meant.
+        ValueError: suggests a name.
     """
     names = list(names)
     if value in names or ":" in value:
@@ -41,13 +41,13 @@ class ExplorationConfig:
     """
 
     bonus: Literal["none", "disagreement", "novelty"] = "none"
-    """none: the learned reward alone; disagreement: standard deviation of the ensemble's rewards (RUNE); novelty:
-    distance to the states visited before, as before the learned reward takes over."""
+    """Bonus on the learned reward. none: no bonus; disagreement: standard deviation of the ensemble's rewards
+    (RUNE); novelty: distance to the states visited before, as before the learned reward takes over."""
     weight: float = 0.05
-    """beta_0, >= 0: reward per unit of the bonus at first (the paper's value, for rewards within [-1, 1]; here they lie
-    within [-3, 3]). Novelty is in units of its own standard deviation."""
+    """beta_0, >= 0: initial reward per unit of the bonus (the paper's value, for rewards in [-1, 1]; here they lie
+    in [-3, 3]). Novelty is in units of its own standard deviation."""
     decay: float = 1e-4
-    """rho, in [0, 1]: share of the weight that is lost with each env step (the paper's lie from 1e-5 to 1e-3)."""
+    """rho, in [0, 1]: share of the weight lost per env step (1e-5 to 1e-3 in the paper)."""
 
     def __post_init__(self) -> None:
         check_least(self, "reward.exploration", 0, "weight")
@@ -55,7 +55,7 @@ class ExplorationConfig:
             raise ValueError(f"reward.exploration.decay must be in [0, 1], got {self.decay}; 0 keeps the weight")
 
     def weight_after(self, num_steps: int) -> float:
-        """beta_t, `num_steps` env steps after the learned reward took over; 0 without a bonus."""
+        """Returns beta_t, `num_steps` env steps after the learned reward took over; 0 without a bonus."""
         # beta_t = beta_0 (1 - rho)^t
         return 0.0 if self.bonus == "none" else self.weight * (1 - self.decay) ** num_steps
 
@@ -66,24 +66,24 @@ class StepRewardConfig:
 
     source: str = "preference"
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single images;
-    judged: the judge's score of each image, as it is; environment: the true reward; success: 1 where the env's
-    own test holds; novelty: state entropy alone; my_file:NAME: a `RewardSource` of your own, or a function of
-    (images, goal) that gives scores."""
+    judged: the judge's score of each image, unchanged; environment: the true reward; success: 1 if the env's own
+    test holds; novelty: state entropy alone; my_file:NAME: your own `RewardSource`, or a function of (images, goal)
+    that returns scores."""
     teacher: str = "judge"
-    """judge: the VLM; oracle: compares true returns, or gives the true progress as score; progress: compares true
-    progress; mistake, stochastic, skip, equal, myopic: B-Pref's, each with one human weakness; simulated: with those of
-    feedback.simulated; published: right, wrong or undecided as often as the paper's VLM was on this task; measured: as
-    feedback.measured says; random: random labels, the negative control; human: a person at the page of `rlvlm labels
-    ask`, for whom the run does not wait; mixed: `mixed_judge`, and a person where that one is in doubt; my_file:NAME: a
-    `Teacher` of your own. Scores come from judge, oracle, random or your own."""
+    """judge: the VLM; oracle: compares true returns, or scores by true progress; progress: compares true progress;
+    mistake, stochastic, skip, equal, myopic: B-Pref's, each with one human weakness; simulated: the weaknesses of
+    feedback.simulated; published: right, wrong or undecided as often as the paper's VLM on this task; measured:
+    errors as in feedback.measured; random: random labels, the negative control; human: a person at the page of
+    `rlvlm labels ask`, for whom the run does not wait; mixed: `mixed_judge`, and a person for its doubtful answers;
+    my_file:NAME: your own `Teacher`. Scores come from judge, oracle, random or your own."""
     mixed_judge: str = "judge"
-    """Who answers every query of the teacher mixed before a person is asked about some (feedback.mixed): judge, the
-    VLM; or another teacher that answers at once, such as simulated or measured, to try a budget out."""
+    """Teacher that answers every query before a person is asked about some (teacher mixed, feedback.mixed): judge,
+    the VLM; or another teacher that answers at once, such as simulated or measured, to try out a budget."""
     model: Literal["image", "resnet18", "state"] = "image"
     """Input of the learned reward. image: images, by a small CNN; resnet18: images, by a ResNet-18; state:
     observation and action."""
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
-    """A decaying bonus on top of the learned reward, so that exploration continues after it takes over."""
+    """Decaying bonus on top of the learned reward, so that exploration continues after it takes over."""
 
     def __post_init__(self) -> None:
         check_name("reward.source", self.source, SOURCES)
@@ -113,7 +113,7 @@ class StepRewardConfig:
 
     @property
     def first_teacher(self) -> str:
-        """Who is put every query: `teacher`, or of the teacher mixed its judge."""
+        """Teacher that gets every query: `teacher`, or `mixed_judge` for the teacher mixed."""
         return self.mixed_judge if self.teacher == "mixed" else self.teacher
 
     @property
@@ -123,15 +123,15 @@ class StepRewardConfig:
 
     @property
     def may_ask_person(self) -> bool:
-        """Whether some or all queries are for a person, who answers when there is time."""
+        """Whether some or all queries go to a person, who answers when there is time."""
         return self.is_learned and self.teacher in _PEOPLE
 
     def title(self, judge: str, mark: str = "") -> str:
-        """Source of the reward, short enough for a legend, e.g. `judge labels, image reward`.
+        """Returns a name of the reward short enough for a legend, e.g. `judge labels, image reward`.
 
         Args:
             judge: name of the judge, if one is asked.
-            mark: stands behind the judge, e.g. that its weights are random.
+            mark: suffix of the judge's name, e.g. that its weights are random.
         """
         if self.source == "judged":
             return f"{judge} score{mark}"
@@ -142,36 +142,35 @@ class StepRewardConfig:
 
 
 FALSE_POSITIVES = 0.2
-"""Share of failures that the teacher biased calls successes, unless another is set."""
+"""Default share of failures that the teacher biased calls successes."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress", "measured"]
 """Scorer of turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
-but for a share of failures that it takes for successes, the control that the monitor must catch; progress: the
-simulator's progress with noise, a judge of any quality, to study graded scores; measured: scores that
-a judge gave in `rlvlm judge-bench` to episodes of such progress."""
+except for a share of failures that it calls successes, the control that the monitor must catch; progress: the
+simulator's progress with noise, a judge of adjustable quality, to study graded scores; measured: scores that a judge
+gave in `rlvlm judge-bench` to episodes of similar progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MonitorConfig:
-    """How a judge that rewards is watched. What is measured never reaches the policy."""
+    """Monitoring of a judge that rewards. Its measurements never reach the policy."""
 
     controls: int = 4
-    """Scored turns or episodes of each update that are shown again twice: backwards, and with a goal that is not
-    theirs; 0 shows none."""
+    """Scored turns or episodes per update that are shown again twice, backwards and with another goal; 0 shows none."""
     window: int = 400
-    """Episodes that the newest figures are about; the first so many are what they are compared with."""
+    """Number of episodes behind the newest figures; as many first ones are the baseline."""
     success_threshold: float | None = None
-    """A score from here on, in (0, 1], counts as the judge's word that an episode is a success. None: the reward's
-    threshold; without one what the preflight finds; else 0.5, and of turns 0.875."""
+    """Score in (0, 1] from which the judge is taken to call an episode a success. None: the reward's threshold;
+    without one the preflight's; else 0.5, and 0.875 for turns."""
     max_false_positives: float = 0.1
-    """Share of failures, in [0, 1], that may be called successes before there is an alarm."""
+    """Share of failures, in [0, 1], that may be called successes without an alarm."""
     on_alarm: Literal["warn", "stop"] = "warn"
-    """warn: say so in the log, the panel and the run's pages; stop: end the run too, with exit code 5."""
+    """Reaction to an alarm. warn: report it in log, panel and pages; stop: also end the run, with exit code 5."""
     preflight: int = 32
-    """Known turns of each kind, or twice as many episodes in all, that the judge has to tell apart before a run starts:
-    a small draw of `rlvlm judge-bench TASK`; 0 asks for nothing."""
+    """Known turns of each kind, or twice as many episodes in all, that the judge has to tell apart before a run
+    starts: a small version of `rlvlm judge-bench TASK`; 0 skips it."""
     min_auc: float = 0.75
-    """Least area under the curve of successes against failures among them, in [0.5, 1]; there is an alarm where that
-    of the newest episodes surely lies below it."""
+    """Minimum area under the curve of successes against failures in the preflight, in [0.5, 1]; an area of the
+    newest episodes that surely lies below it raises an alarm."""
 
     def __post_init__(self) -> None:
         if min(self.controls, self.preflight) < 0 or self.window < 20:
@@ -186,18 +185,18 @@ class MonitorConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixtureConfig:
-    """Weights of the sources that are added up; each is logged raw, too."""
+    """Weights of the rewards in the sum; each reward is also logged raw."""
 
     environment: float = 0.0
     """Weight of the true reward, in its own units."""
     judged: float = 0.0
-    """Weight of the judge's score, as a number in [-1, 1]."""
+    """Weight of the judge's score, scaled to [-1, 1]."""
     novelty: float = 0.0
-    """Weight of the novelty of the transitions, in [0, 1]."""
+    """Weight of the transitions' novelty, in [0, 1]."""
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Names of the sources whose weight is not 0."""
+        """Names of the sources with a weight other than 0."""
         return tuple(name for name in ("environment", "judged", "novelty") if getattr(self, name))
 
 
@@ -207,54 +206,56 @@ class TurnRewardConfig:
 
     source: Literal["environment", "success", "judged", "mixture"] = "environment"
     """environment: the true reward; success: 1 for an episode that succeeds by the env's own test, else 0; judged: a
-    judge's score alone; mixture: the weighted sum that `mixture` describes."""
+    judge's score alone; mixture: the weighted sum in `mixture`."""
     mixture: MixtureConfig = field(default_factory=MixtureConfig)
     teacher: ScoreTeacher = "judge"
-    """The scorer, where scores are used."""
+    """Scorer, if scores are used."""
     per: Literal["turn", "episode"] = "turn"
-    """turn: the utility of each turn or chunk, from the image before it, the action and the image after it
-    (`judge.score utility`); episode: one score of the images of the whole episode, given to its last turn."""
+    """Unit that is scored. turn: the utility of each turn or chunk, from the image before it, the action and the
+    image after it (`judge.score utility`); episode: one score of the images of the whole episode, given to its last
+    turn."""
     clip: Literal["turn", "growing"] = "turn"
-    """For `per turn`, what the judge is shown. growing: the images of the episode so far, with the other forms of
-    `judge.score`; a turn's reward is by how much the score rises, so an episode's add up to its last score."""
+    """Images shown to the judge with `per turn`. turn: those before and after the turn; growing: those of the
+    episode so far, with the other forms of `judge.score`; a turn's reward is the increase of the score, so that an
+    episode's rewards sum to its last score."""
     is_centred: bool = True
     """Whether scores in [0, 1] become rewards in [-1, 1]."""
     unreadable: float = -1.0
-    """Reward of a turn with an unreadable reply: nothing was done that could be judged, so the judge is not asked.
-    For `per turn` alone."""
+    """Reward of a turn with an unreadable reply, with `per turn`: no action was taken that could be judged, so the
+    judge is not asked."""
     num_frames: int = 8
-    """Images of an episode that the judge is shown at most, >= 2, the first and the last among them."""
+    """Maximum number of an episode's images shown to the judge, >= 2, including the first and the last."""
     frame_px: int = 224
-    """Side of those images, of envs that draw at any size."""
+    """Side length of those images in pixels, for envs that draw at any size."""
     flip_images: bool = False
-    """Whether images are flipped, left to right, before the judge sees them. LIBERO's images are mirrored, as published
-    policies want them: what an instruction calls left is on their right. The pocket judges learned them so; any other
-    judge should see them as they are."""
+    """Whether images are flipped left to right for the judge. LIBERO's images are mirrored, as published policies
+    expect: the left side in an instruction is on their right. The pocket judges were trained on mirrored images; any
+    other judge should see flipped ones."""
     success_weight: float = 0.0
-    """Weight of the env's success, >= 0, beside the judge's score of an episode, whose weight is 1; the result is their
-    mean. With a judge of progress these are success and an episode's changes of potential, which add up without a
-    discount to its last potential less its first, which a group shares. Departure from Ng et al. 1999, whose potential
-    is 0 where an episode ends: then all of it would cancel within a group. So the judge does change which policy is
-    best."""
+    """Weight of the env's success, >= 0, beside the judge's score of an episode, whose weight is 1; the reward is
+    their weighted mean. With a judge of progress these are success and an episode's changes of potential, which sum
+    without a discount to its last potential minus its first, which a group shares. Departure from Ng et al. 1999,
+    whose potential is 0 at the end of an episode: then all of it would cancel within a group. So the judge does
+    change which policy is best."""
     threshold: float | Literal["calibrated"] | None = None
-    """Scores from here on count as 1, others as 0; None takes them as they are. calibrated: where the judge told known
-    episodes apart best before anything was learned, see `monitor.preflight`."""
+    """Score from which a score counts as 1, below it as 0; None uses scores unchanged. calibrated: the threshold at
+    which the judge told known episodes apart best before training, see `monitor.preflight`."""
     without_answer: Literal["stop", "drop", "neutral"] = "drop"
-    """Where the judge has no answer: end the run, leave the episode's turns of this update out (where episodes are
-    compared, its whole group), or score it `neutral`. The truth never takes its place."""
+    """Handling of missing answers. stop: end the run; drop: leave the episode's turns out of this update (with
+    compared episodes, its whole group); neutral: score it `neutral`. The truth never replaces an answer."""
     neutral: float = 0.5
-    """See `without_answer`; in [0, 1]."""
+    """Score for `without_answer neutral`, in [0, 1]."""
     fallback_judge: str = ""
-    """Name of a running Serve app whose judge is asked where the run's own has no answer; empty: none."""
+    """Name of a running Serve app whose judge is asked for answers missing from the run's own; empty for none."""
     false_positives: float = FALSE_POSITIVES
-    """For teacher biased: share of failures that it calls successes, in [0, 1]."""
+    """Share of failures that the teacher biased calls successes, in [0, 1]."""
     noise: float = 0.0
-    """For teacher progress: standard deviation of its noise, >= 0."""
+    """Standard deviation of the noise of the teacher progress, >= 0."""
     measured: str = ""
-    """For teacher measured: bench.json of a judge (`rlvlm judge-bench`)."""
+    """File bench.json of a judge (`rlvlm judge-bench`) for the teacher measured."""
     parts: int = 4
-    """A rollout of whole episodes is played in so many parts, >= 1: a judge looks at one while the next is played.
-    There are fewer where a part would not have a group for each env runner."""
+    """Number of parts in which a rollout of whole episodes is played, >= 1: a judge scores one while the next is
+    played. It is lower if a part would not have a group for each env runner."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
@@ -262,7 +263,8 @@ class TurnRewardConfig:
         check_least(self, "reward", 1, "frame_px", "parts")
         check_least(self, "reward", 0, "noise", "success_weight")
         check_shares(self, "reward", "neutral", "false_positives")
-        # What only a scorer reads. By its field's default: envs in turns and in chunks have another `per`.
+        # settings that only a scorer reads, against the fields' defaults: envs in turns and in chunks have another
+        # `per`
         defaults = {field.name: field.default for field in fields(self)}
         of_scorer = ("per", "clip", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
         idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
@@ -290,14 +292,14 @@ class TurnRewardConfig:
                 f"reward.{', '.join(idle)} have no effect without scores: set reward.source judged, or mixture "
                 "with reward.mixture.judged"
             )
-        # it is where the judge tells the preflight's episodes apart best, so there must be some, and a judge
+        # the threshold comes from the preflight's episodes and a judge, so both are needed
         if threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
             raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
         if self.fallback_judge and not self.asks_judge:
             raise ValueError("reward.fallback_judge has no effect where no judge is asked")
         if self.without_answer != "neutral" and self.neutral != 0.5:
             raise ValueError("reward.neutral has no effect unless without_answer is neutral")
-        # these simulate a judge of episodes: none of them says what a single turn is worth
+        # these simulate a judge of episodes: none of them can score a single turn
         if self.teacher in ("biased", "progress", "measured") and self.rates_turns:
             raise ValueError(
                 f"the {self.teacher} teacher is about episodes; set reward.per episode or reward.clip growing"
@@ -312,7 +314,7 @@ class TurnRewardConfig:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weight of each source: those of `mixture`, or the only one."""
+        """Weight of each source: those of `mixture`, or 1 for the only one."""
         names = ("environment", "success", "judged", "novelty")
         if self.source == "mixture":
             return {name: float(getattr(self.mixture, name, 0.0)) for name in names}
@@ -334,7 +336,7 @@ class TurnRewardConfig:
         return self.scores and self.teacher == "judge"
 
     def title(self, judge: str, mark: str = "") -> str:
-        """As of `StepRewardConfig`, e.g. `judge per turn`."""
+        """Returns a short name of the reward, as `StepRewardConfig.title` does, e.g. `judge per turn`."""
         if self.source == "mixture":
             text = " + ".join(f"{getattr(self.mixture, name):g} {name}" for name in self.mixture.used)
         elif self.source == "judged":
@@ -346,18 +348,18 @@ class TurnRewardConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkRewardConfig(TurnRewardConfig):
-    """Reward of whole episodes of envs in chunks: success, unless it says otherwise; scores as they are."""
+    """Reward of whole episodes of envs in chunks: success by default, and scores unscaled."""
 
     source: Literal["environment", "success", "judged", "mixture"] = "success"
-    """success: 1 or 0 by the env's own test; judged: what a judge says of the episode's video, or of each chunk;
-    environment: the true reward; mixture: the weighted sum that `mixture` describes."""
+    """success: 1 or 0 by the env's own test; judged: a judge's score of the episode's video, or of each chunk;
+    environment: the true reward; mixture: the weighted sum in `mixture`."""
     per: Literal["turn", "episode"] = "episode"
     """episode: one score of the images of the whole episode, given to its last chunk; turn: one for each chunk."""
     is_centred: bool = False
     """Whether scores in [0, 1] become rewards in [-1, 1]."""
 
     def title(self, judge: str, mark: str = "") -> str:
-        """As of `StepRewardConfig`, e.g. `pocket score of the video`."""
+        """Returns a short name of the reward, as `StepRewardConfig.title` does, e.g. `pocket score of the video`."""
         # not super(): a class with slots is made twice, and super() knows the first
         if self.source != "judged" or self.per == "turn":
             return TurnRewardConfig.title(self, judge, mark)
@@ -368,4 +370,4 @@ class ChunkRewardConfig(TurnRewardConfig):
 
 
 RewardConfig = StepRewardConfig | TurnRewardConfig | ChunkRewardConfig
-"""The reward of a run, by the kind of its env; a source has the same name and meaning in all of them."""
+"""Reward config of a run, by the kind of its env; a source has the same name and meaning in all of them."""

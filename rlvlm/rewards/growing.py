@@ -9,8 +9,8 @@ class GrowingArray:
 
     Args:
         row_shape: shape of one row; `()` for numbers.
-        dtype: of the elements.
-        capacity: rows held before memory is taken anew, >= 1.
+        dtype: type of the elements.
+        capacity: initial number of rows in memory, >= 1.
     """
 
     def __init__(self, row_shape: tuple[int, ...], dtype: DTypeLike = np.float32, capacity: int = 1024) -> None:
@@ -22,11 +22,11 @@ class GrowingArray:
 
     @property
     def rows(self) -> NDArray:
-        """All rows so far, `[N, *row_shape]`: a view that the next `append` may leave behind."""
+        """All rows so far, [N, *row_shape]: a view that the next `append` may outdate."""
         return self._memory[: self._num_rows]
 
     def append(self, rows: NDArray) -> None:
-        """Adds `[M, *row_shape]` at the end.
+        """Appends rows [M, *row_shape].
 
         Raises:
             ValueError: the rows have another shape.

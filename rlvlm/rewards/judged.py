@@ -1,4 +1,4 @@
-"""The judge's own score as reward, or that of a plain function: every new image is looked at once."""
+"""Rewards by a judge's score or by a plain function, computed once for every new image."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from rlvlm.rewards.source import Labelling, RewardSource, SourceContext
 
 
 def to_reward(score: Any) -> Any:
-    """A score in [0, 1] as a reward in [-1, 1]: 2 * score - 1, which is the cosine itself for judges by likeness.
+    """Returns a score in [0, 1] as a reward in [-1, 1]: 2 * score - 1, the cosine itself for judges by similarity.
 
-    Numbers, arrays and tensors of them alike.
+    Works for numbers, arrays and tensors.
     """
     return 2 * score - 1
 
 
 class _ScoredImages(RewardSource):
-    """Scores of images, each asked about once; known ones are part of a checkpoint."""
+    """Scores images, each once; the scores are part of a checkpoint."""
 
     def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
         self._frames = frames
@@ -33,8 +33,8 @@ class _ScoredImages(RewardSource):
         self._memory = ScoreMemory(judge)
 
     def _scores(self, transitions: Transitions) -> NDArray[np.float64]:
-        """Scores [B] of the images after each step, each that looks new asked about; NaN where there is none."""
-        # by what is drawn and not by state: two states that look alike get one answer
+        """Returns scores [B] of the images after each step, asking about new ones; NaN for missing scores."""
+        # by drawn image and not by state: two states that look alike get one answer
         first, kind = self._frames.distinct(transitions.snapshots)  # the first row of each look, and each row's look
         looks = transitions.snapshots[first]
         scores = self._memory.score(
@@ -45,7 +45,7 @@ class _ScoredImages(RewardSource):
         return np.array([np.nan if score.value is None else score.value for score in scores])[kind]
 
     def get_state(self) -> dict[str, Any]:
-        """Scores of all images seen so far."""
+        """Returns the scores of all images seen so far."""
         return self._memory.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -53,18 +53,18 @@ class _ScoredImages(RewardSource):
 
 
 class JudgedReward(_ScoredImages):
-    """A judge's score of the image after each step, in [-1, 1]; images that look the same are judged once.
+    """Reward by a judge's score of the image after each step, in [-1, 1]; equal images are judged once.
 
-    An image whose answer cannot be read has no reward, and transitions that lead to it do not train. One that was not
-    answered is asked about again when it is met again. What is known is part of a checkpoint.
+    An image with an unreadable answer has no reward, and transitions to it are not trained on. A failed question is
+    asked again when the image recurs. Known scores are part of a checkpoint.
 
     Source: the CLIP and BLIP-2 baselines of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and Rocamonde et al. 2023
-    (VLM-RM), arXiv:2310.12921. Departure from the former: the cosine c itself and not 2c - 1, which differs by scale.
+    (VLM-RM), arXiv:2310.12921. Departure from the former: the cosine c itself and not 2c - 1, an affine change.
 
     Args:
-        judge: local or served.
+        judge: a local or served judge.
         frames: draws images at the judge's size.
-        goal: what the judge is asked about.
+        goal: goal in the questions.
     """
 
     labelling = Labelling.WHERE_ANSWERED
@@ -75,12 +75,12 @@ class JudgedReward(_ScoredImages):
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """The source that asks the run's judge."""
+        """Returns the source that asks the run's judge."""
         assert context.judge is not None, "the config has checked that there is one"
         return cls(context.judge, context.frames, context.goal)
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[B]`; NaN where the judge gave none.
+        """Returns rewards [B]; NaN for missing scores.
 
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
@@ -91,18 +91,19 @@ class JudgedReward(_ScoredImages):
         return rewards.astype(np.float32)
 
     def drain_answers(self) -> dict[bytes, tuple[Score, float]]:
-        """Scores since the last call, with their time (Unix time, seconds), by the image's name in the frame store; not
-        part of a checkpoint.
+        """Returns the scores since the last call, by the image's key in the frame store.
+
+        Each has its time (Unix time, seconds). They are not part of a checkpoint.
         """
         answers, self._answers = self._answers, {}
         return answers
 
 
 class FunctionReward(_ScoredImages):
-    """A plain function of images and a goal: `def reward(images, goal) -> scores`, asked once about each new image.
+    """Reward by a plain function: `def reward(images, goal) -> scores`, called once for each new image.
 
     Args:
-        function: from images [N, H, W, 3] uint8 and the goal to [N] numbers, which are the rewards.
+        function: maps images [N, H, W, 3] uint8 and the goal to rewards [N].
         frames: draws the images.
         goal: see `SourceContext`.
     """
@@ -111,17 +112,17 @@ class FunctionReward(_ScoredImages):
         super().__init__(_FunctionJudge(function), frames, goal)
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[B]` for the image after each step.
+        """Returns rewards [B] for the image after each step.
 
         Raises:
-            UsageError: the function gave something else than one number per image.
-            NumericsError: one of the numbers is not finite.
+            UsageError: the function did not return one number per image.
+            NumericsError: a number is not finite.
         """
         return self._scores(transitions).astype(np.float32)
 
 
 class _FunctionJudge:
-    """A user's function where a judge is asked; its numbers have a scale of their own."""
+    """Adapts a user's function to `Judge`; its numbers have their own scale."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

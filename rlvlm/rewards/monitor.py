@@ -1,8 +1,8 @@
-"""Watches a judge that rewards: does the policy get better, or does it learn what fools the judge?
+"""Watches a judge that rewards: does the policy improve, or does it learn to fool the judge?
 
-A policy that is paid by a judge looks for whatever the judge pays, true or not. Three things give it away: failures
-that the judge calls successes, more of them while its scores rise; scores that no longer tell successes from failures;
-and scores that stay where an episode is shown backwards or with a goal that is not its own. The last needs no truth.
+A policy that is rewarded by a judge exploits whatever the judge rewards, right or wrong. Three symptoms show it: more
+failures called successes while scores rise; scores that no longer tell successes from failures; and scores that stay
+the same if an episode is shown backwards or with another goal. The last needs no truth.
 """
 
 import logging
@@ -31,17 +31,17 @@ from rlvlm.rewards.scoring_items import ScoringItem
 logger = logging.getLogger(__name__)
 
 MIN_EPISODES = 30
-"""Failures, or controls, below which nothing is concluded from a share of them."""
+"""Number of failures, or of controls, below which no conclusion is drawn from a share of them."""
 _CONFIDENCE = 0.9973
-"""Confidence of the intervals that an alarm depends on, three standard deviations: it is checked after every update,
-and failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge whose errors wavered
-between 1 and 7 % was accused."""
+"""Confidence of the intervals behind an alarm, three standard deviations: it is checked after every update, and
+failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge with errors between 1
+and 7 % raised an alarm."""
 _MOST_KEPT = 0.5
-"""Share of controls that may keep half of their lead."""
+"""Tolerated share of controls that keep half of their lead."""
 _LEAST_RISE = 0.02
 """Minimum rise of the mean score, from the first episodes to the newest, that counts."""
 _UNDONE = 0.5
-"""Stands in the place of the truth, 0 or 1, where success was lost."""
+"""Value in place of the truth, 0 or 1, for episodes that lost their success."""
 
 
 class RewardHacked(JudgeUnavailable):
@@ -49,11 +49,11 @@ class RewardHacked(JudgeUnavailable):
 
 
 class JudgeMonitor:
-    """Figures of the newest episodes beside those of the first ones, and an alarm that stays once it was given.
+    """Statistics of the newest episodes against the first ones, and an alarm that stays once it is raised.
 
     Args:
         config: sizes and bounds.
-        success_threshold: a score from here on says that the episode is a success.
+        success_threshold: score from which the judge is taken to call an episode a success.
     """
 
     def __init__(self, config: MonitorConfig, success_threshold: float) -> None:
@@ -63,19 +63,19 @@ class JudgeMonitor:
         self._recent: deque[list[float]] = deque(maxlen=config.window)
         self._controls: deque[list[float]] = deque(maxlen=config.window)
         self.alarm = ""
-        """The fault that was found; empty without one."""
-        self._kind = 0  # of the alarm, see `metrics.JUDGE_ALARMS`
+        """Fault that was found; empty without one."""
+        self._kind = 0  # key of the alarm in `metrics.JUDGE_ALARMS`
 
     def note(self, scores: Sequence[float], truths: Sequence[bool | None]) -> None:
         """Records scored episodes, oldest first.
 
         Args:
-            scores: [N] of the judge, in [0, 1].
-            truths: [N] whether they were successes; None of those that were on the way and no longer at the end, whose
-                scores are neither right nor wrong: evaluations end at success and never see the rest.
+            scores: [N] the judge's scores, in [0, 1].
+            truths: [N] whether they were successes; None for those that lost their success, whose scores are neither
+                right nor wrong: evaluations end at success and never see the rest.
 
         Raises:
-            RewardHacked: there is an alarm, and the config says to stop then.
+            RewardHacked: there is an alarm, and `on_alarm` is stop.
         """
         for score, truth in zip(scores, truths, strict=True):
             row = [float(score), _UNDONE if truth is None else float(truth)]
@@ -94,19 +94,19 @@ class JudgeMonitor:
             )
 
     def show_controls(self, scorer: Scorer, items: Sequence[ScoringItem], scores: Sequence[Score]) -> list[list[float]]:
-        """Has some of what was scored scored again: backwards, and with a goal that was not its own.
+        """Scores some of the items again: backwards, and with a goal that is not their own.
 
-        That goal is another's among `items` where there is one, and otherwise one that no task has. Nothing is noted
-        yet, so that any thread may ask while others go on: hand the result to `note_controls`.
+        That goal is another one among `items` if there is one, else one that no task has. Nothing is recorded yet, so
+        that any thread may ask while others go on: pass the result to `note_controls`.
 
         Args:
-            scorer: that gave `scores`.
-            items: [N] of one update.
-            scores: [N] of them.
+            scorer: scorer that gave `scores`.
+            items: [N] items of one update.
+            scores: [N] scores of the items.
 
         Returns:
-            Of each item that was shown and answered both times: its score, that backwards, that with the other goal,
-            the mean score of `items`, and whether the other goal is one of theirs, which their policy could reach.
+            For each item shown and answered both times: its score, that backwards, that with the other goal, the mean
+            score of `items`, and whether the other goal is among theirs, so that their policy could reach it.
         """
         known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
         # the best-scored episodes say most: shown backwards, or with another goal, they must score less
@@ -114,7 +114,7 @@ class JudgeMonitor:
         if not chosen:
             return []
         ordinary = float(np.mean([value for _, value in known]))
-        # a film of a success run backwards ends in a failure, which a judge that looks at the order knows
+        # a reversed success ends in a failure, which a judge that considers the order recognises
         backwards = [replace(item, snapshots=item.snapshots[::-1], path=item.path[::-1]) for item, _ in chosen]
         goals = sorted({item.goal for item in items})
         others = [next((goal for goal in goals if goal != item.goal), OTHER_GOAL) for item, _ in chosen]
@@ -128,11 +128,11 @@ class JudgeMonitor:
         ]
 
     def note_controls(self, rows: Sequence[list[float]]) -> None:
-        """Records what `show_controls` returned."""
+        """Records the result of `show_controls`."""
         self._controls.extend(rows)
 
     def report(self) -> dict[str, float]:
-        """The newest figures by their names in `rlvlm.core.metrics`; those that nothing is known of are left out."""
+        """Returns the newest figures by their names in `rlvlm.core.metrics`, without unknown ones."""
         rows = np.array(self._recent).reshape(-1, 2)
         if not len(rows):
             return {}
@@ -141,7 +141,7 @@ class JudgeMonitor:
             metrics.JUDGE_TRUE_SUCCESS: float((rows[:, 1] > 0).mean()),
             metrics.JUDGE_ALARM: float(self._kind),
         }
-        # evaluations end at success and count these as ones, so figures of right and wrong leave them out
+        # evaluations end at success and count these as successes, so error rates leave them out
         success_lost = rows[:, 1] == _UNDONE
         if success_lost.any():
             figures[metrics.JUDGE_UNDONE] = float(success_lost.mean())
@@ -152,7 +152,7 @@ class JudgeMonitor:
         if (ends := self._area_interval()) is not None:
             figures[metrics.JUDGE_AUC_LOW], figures[metrics.JUDGE_AUC_HIGH] = ends
         claims = scores >= self.success_threshold
-        # a share of nothing is no figure: rates are left out until their kind was met
+        # a share of nothing is undefined: rates are left out until their kind occurred
         if (~truths).any():
             figures[metrics.JUDGE_FALSE_POSITIVES] = float(claims[~truths].mean())
         if truths.any():
@@ -170,7 +170,7 @@ class JudgeMonitor:
         return {name: value for name, value in figures.items() if np.isfinite(value)}
 
     def get_state(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """Returns the whole state, for a checkpoint."""
         return {
             "first": [list(row) for row in self._first],
             "recent": [list(row) for row in self._recent],
@@ -182,17 +182,17 @@ class JudgeMonitor:
     def set_state(self, state: dict[str, Any]) -> None:
         self._first = [list(row) for row in state["first"]]
         for kept, rows in ((self._recent, state["recent"]), (self._controls, state["controls"])):
-            # the deque itself is kept, and with it its length from the config
+            # the deque itself is kept, and with it its maximum length from the config
             kept.clear()
             kept.extend(list(row) for row in rows)
-        if any(len(row) < 5 for row in self._controls):  # those of older versions cannot be held to the ordinary score
+        if any(len(row) < 5 for row in self._controls):  # rows of older versions lack the ordinary score
             self._controls.clear()
         self.alarm = str(state["alarm"])
         self._kind = int(state.get("kind", bool(self.alarm)))  # checkpoints of older versions only knew the first kind
 
     def _found(self) -> Iterator[tuple[int, str]]:
-        """Yields what may be wrong, as a key of `metrics.JUDGE_ALARMS`, and the figures that say so; empty where they
-        do not.
+        """Yields possible faults, each as a key of `metrics.JUDGE_ALARMS` and its evidence, which is empty without a
+        fault.
         """
         yield from self._false_positives()
         ways = ("shown backwards", "given another goal of the run")
@@ -209,18 +209,17 @@ class JudgeMonitor:
         hits, failures = self._called_successes(self._recent)
         if failures < MIN_EPISODES:
             return
-        # the lower bound must pass: a share of few failures is far off by chance
+        # the lower bound must pass: a share of few failures is unreliable
         low, _ = wilson_interval(hits, failures, _CONFIDENCE)
         bound = self._config.max_false_positives
         if low > bound:
             yield 1, f"it calls {hits} of {failures} failures successes; monitor.max_false_positives is {bound:g}"
         first_hits, first_failures = self._called_successes(self._first)
-        # before that the newest episodes are in part the first ones
+        # before that the newest episodes include first ones
         if len(self._recent) < self._config.window or first_failures < MIN_EPISODES:
             return
         _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
-        # both must hold: errors that rise while the score falls are a judge that got worse, not a policy that
-        # fools it
+        # both must hold: if errors rise while the score falls, the judge got worse, and no policy fools it
         rise = float(np.mean([row[0] for row in self._recent]) - np.mean([row[0] for row in self._first]))
         if low > first_high and rise > _LEAST_RISE:
             yield (
@@ -230,8 +229,9 @@ class JudgeMonitor:
             )
 
     def _kept_controls(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """How many of the controls keep their lead, and of how many: those shown backwards, and with another goal that
-        a policy of this run could reach. Without such a goal a judge may well ignore it.
+        """Returns how many controls keep their lead and how many there are, once backwards and once with another goal.
+
+        Only goals that a policy of this run could reach count, since a judge may well ignore others.
         """
         rows = np.array(self._controls).reshape(-1, 5)
         elsewhere = rows[rows[:, 4] > 0]
@@ -240,7 +240,7 @@ class JudgeMonitor:
         )
 
     def _area_interval(self) -> tuple[float, float] | None:
-        """Interval of the newest episodes' area under the curve; None with too few successes or failures."""
+        """Returns the interval of the newest episodes' area under the curve; None with few successes or failures."""
         known = np.array([row for row in self._recent if row[1] != _UNDONE]).reshape(-1, 2)
         is_true = known[:, 1] > 0
         counts = int(is_true.sum()), int((~is_true).sum())
@@ -249,6 +249,6 @@ class JudgeMonitor:
         return area_interval(area_under_curve(known[:, 0], is_true), *counts, _CONFIDENCE)
 
     def _called_successes(self, rows: Sequence[list[float]] | deque[list[float]]) -> tuple[int, int]:
-        """How many failures among `rows` are claimed as successes, and how many failures there are."""
+        """Returns how many failures among `rows` are called successes, and the number of failures."""
         claims = [score >= self.success_threshold for score, truth in rows if not truth]
         return sum(claims), len(claims)

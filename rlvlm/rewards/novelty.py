@@ -1,4 +1,4 @@
-"""Novelty: how far a state lies from those visited before. Rewards exploration before the first labels come."""
+"""Novelty: distance of a state from those visited before. Rewards exploration before the first labels come."""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from scipy.spatial import KDTree
 
 _LEAST_RECENT = 512
-"""States that are kept apart from the large tree before it is built anew."""
+"""Number of new states from which the large tree may be rebuilt."""
 
 
 class VisitedStates:
-    """States [N, D], and how far points lie from them, by two k-d trees (a draw of a run looks at all states so far).
+    """Visited states [N, D] with nearest-neighbour distances, by two k-d trees (a run asks about all states so far).
 
-    Building a tree over all states takes a hundred times as long as asking it, so those that came lately have a tree of
-    their own until they are a tenth of all. A distance is the same number whichever tree finds it, so what a run has
-    saved and when does not change its rewards.
+    Building a tree over all states takes a hundred times as long as a query, so recent states have their own tree until
+    they are a tenth of all. Distances do not depend on the split, so checkpoints do not change a run's rewards.
 
     Args:
-        size: D.
+        size: number D of components.
     """
 
     def __init__(self, size: int) -> None:
@@ -39,17 +38,17 @@ class VisitedStates:
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """[N, D]."""
+        """All states [N, D]."""
         return self._rows.rows
 
     def append(self, rows: FloatArray) -> None:
-        """Adds [M, D]."""
-        from scipy.spatial import KDTree  # slow to import, and most sources look for no neighbours
+        """Adds states [M, D]."""
+        from scipy.spatial import KDTree  # slow to import, and most sources need no neighbours
 
         self._rows.append(rows)
         old = self._trees[0]
         num_old = 0 if old is None else old.n
-        # rebuilt when the states have grown by a tenth: all rebuilds together then cost eleven times the last
+        # rebuilt when the states have grown by a tenth: all rebuilds together cost eleven times the last one
         num_recent = len(self) - num_old
         if num_recent >= max(_LEAST_RECENT, num_old // 10):
             self._trees = (KDTree(self.rows), None)
@@ -57,19 +56,19 @@ class VisitedStates:
             self._trees = (old, KDTree(self.rows[num_old:]))
 
     def distances(self, points: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-        """Euclidean distance of each point to its k-th nearest neighbour, the nearest one not counted.
+        """Returns the Euclidean distance of each point to its k-th nearest neighbour, without the nearest one.
 
         A point that is itself among the states is its own nearest, so this is the k-th other one.
 
         Args:
             points: [B, D].
-            k: >= 1; where N <= k the farthest state is taken.
+            k: neighbour, >= 1; if N <= k the farthest state is used.
 
         Returns:
             [B] distances.
         """
         rank = min(k, len(self) - 1)
-        # each tree's own nearest rank + 1; among them are those of both together
+        # the nearest rank + 1 of each tree contain those of both together
         found = [
             np.reshape(tree.query(points, rank + 1)[0], (len(points), -1)) for tree in self._trees if tree is not None
         ]
@@ -77,7 +76,7 @@ class VisitedStates:
 
 
 class RunningSpread(Stateful):
-    """Standard deviation of all numbers seen so far.
+    """Running standard deviation of all numbers seen so far.
 
     Source: Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", the rule for joining two sets.
     """
@@ -95,7 +94,7 @@ class RunningSpread(Stateful):
         return float(np.sqrt(self._squares / self._count)) if self._count else 0.0
 
     def add(self, values: NDArray[np.float64]) -> None:
-        """Counts `[M]` more numbers, M >= 1."""
+        """Adds numbers [M], M >= 1."""
         # M2 = M2_a + M2_b + d^2 n_a n_b / (n_a + n_b), d the difference of the means
         shift = float(values.mean()) - self._mean
         total = self._count + len(values)
@@ -105,14 +104,14 @@ class RunningSpread(Stateful):
 
 
 class NoveltyReward(RewardSource):
-    """State entropy as reward: distance to the k-th nearest neighbour among all visited states, over its running std.
+    """Reward by state entropy: distance to the k-th nearest neighbour among all visited states, over its running std.
 
-    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, sec. 4.1. Departures: the distance itself and not its
-    logarithm, divided by its running standard deviation, as in the authors' experiments.
+    Source: Lee et al. 2021 (PEBBLE), arXiv:2106.05091, sec. 4.1. Departures: the distance itself and not its logarithm,
+    divided by its running standard deviation, as in the authors' experiments.
 
     Args:
-        k: which neighbour, >= 1.
-        obs_size: D.
+        k: index of the neighbour, >= 1.
+        obs_size: size D of an observation.
     """
 
     labelling = Labelling.ON_DRAW
@@ -127,7 +126,7 @@ class NoveltyReward(RewardSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """The novelty of the task's observations."""
+        """Returns the novelty of the task's observations."""
         return cls(context.novelty_neighbour, context.env.observation_space.shape[0])
 
     @property
@@ -135,16 +134,16 @@ class NoveltyReward(RewardSource):
         return self._version
 
     def observe(self, obs: FloatArray) -> None:
-        """Remembers visited states `[N, D]`."""
+        """Adds visited states [N, D]."""
         self._states.append(obs)
         self._version += 1
 
     def forget(self) -> None:
-        """Forgets the states, whose memory grows with every step."""
+        """Drops the states, whose memory grows with every step."""
         self._states = VisitedStates(self._states.rows.shape[1])
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[B]` for being in `transitions.obs`, >= 0.
+        """Returns rewards [B] for being in `transitions.obs`, >= 0.
 
         Raises:
             ValueError: no state was observed yet.
@@ -157,9 +156,9 @@ class NoveltyReward(RewardSource):
         return (distances / (self._spread.std or 1.0)).astype(np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that `set_state` needs to go on exactly: numbers and arrays."""
+        """Returns everything that `set_state` needs to continue exactly: numbers and arrays."""
         return {
-            # as the env gave them: float64 is for the differences, and would double the checkpoint
+            # in the env's own precision: float64 is for the differences, and would double the checkpoint
             "states": self._states.rows.astype(np.float32),
             "spread": self._spread.get_state(),
             "version": self._version,

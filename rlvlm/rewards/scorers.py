@@ -1,5 +1,6 @@
-"""Scorers of turns and episodes: a judge that looks, and controls that do not. Two of these use the truth: the biased
-one, whose purpose is to be caught, and a simulated judge of progress.
+"""Scorers of turns and episodes: a judge that sees images, and controls that do not.
+
+Two of these use the truth: the biased one, whose purpose is to be caught, and a simulated judge of progress.
 """
 
 import hashlib
@@ -25,13 +26,13 @@ from rlvlm.rewards.scoring_items import ScoringItem
 logger = logging.getLogger(__name__)
 
 _MIN_SCORES = 20
-"""Latest answers of which one at least must have come."""
+"""Number of latest answers among which at least one must be given."""
 _ASKED_AT_ONCE = 64
 """Items that are drawn and held at once: 17 MB of single images at 300 pixels."""
 _SCORE_ROWS = 11
-"""Rows of a table of measured scores: ten bins of progress short of success, and success."""
+"""Rows of a table of measured scores: ten bins of progress without success, and success."""
 _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
-"""Fields of a score that a checkpoint has as they are."""
+"""Fields of a score that a checkpoint stores unchanged."""
 
 
 Paint = Callable[[NDArray[np.uint8], FloatArray], NDArray[np.uint8]]
@@ -39,33 +40,33 @@ Paint = Callable[[NDArray[np.uint8], FloatArray], NDArray[np.uint8]]
 
 
 class Scorer(Protocol):
-    """Scores in [0, 1]; a missing score has no value, and is never replaced by the truth."""
+    """Gives scores in [0, 1]; a missing score has no value, and is never replaced by the truth."""
 
     num_asked: int
-    """Items scored so far, one that is scored again included; seeds a control's draws."""
+    """Number of items scored so far, including repeats; seeds a control's draws."""
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """One score for each, in order."""
+        """Returns one score per item, in order."""
         ...
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs."""
+        """Returns everything that an exact continuation needs."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 class ScoreMemory:
-    """Has a judge score what it has not scored yet, and remembers what it said.
+    """Lets a judge score new items, and remembers its scores.
 
-    A score that did not come is asked for again; one that could not be read is an answer. A judge that answers nothing
-    of what it is asked, or mostly what cannot be read, ends the run. The env's reward never takes its place.
+    A failed score is asked for again; an unreadable one counts as an answer. A judge that fails on all questions, or
+    whose answers are mostly unreadable, ends the run. The env's reward never replaces a score.
 
     Args:
-        judge: local or served.
-        fewest: latest answers of which one at least must have come, >= 1. A call may be about a single turn, whose
-            failure alone means little.
-        remembers: whether answers are kept: for envs in which the same is met again.
+        judge: a local or served judge.
+        fewest: number of latest answers among which at least one must be given, >= 1. A call may be about a single
+            turn, whose failure alone means little.
+        remembers: whether answers are kept, for envs in which the same items recur.
     """
 
     def __init__(self, judge: Judge, *, fewest: int = 1, remembers: bool = True) -> None:
@@ -79,16 +80,16 @@ class ScoreMemory:
         """Scores of the last call, by key."""
 
     def score(self, keys: Sequence[bytes], draw_clips: Callable[[list[int]], Sequence[Clip]]) -> list[Score]:
-        """The scores of things by their keys, in order; what has one key is asked about once.
+        """Returns the scores of items by their keys, in order; each key is asked about once.
 
         Args:
-            keys: [N] equal where the judge would be shown the same.
-            draw_clips: makes the clips of the things at some indices, at most `_ASKED_AT_ONCE` of them.
+            keys: [N] keys, equal if the judge would be shown the same.
+            draw_clips: makes the clips of the items at some indices, at most `_ASKED_AT_ONCE` of them.
 
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
-        # the last of equal ones stands for all: they show the same
+        # the last of equal items represents all: they show the same
         indices = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
         self.fresh = {}
         for begin in range(0, len(indices), _ASKED_AT_ONCE):
@@ -96,7 +97,7 @@ class ScoreMemory:
             scores = self._judge.score(draw_clips(asked))
             assert len(scores) == len(asked), f"a judge must give one score per clip, got {len(scores)} of {len(asked)}"
             self._health.note(scores)
-            # over several calls: a single turn whose answer fails says little about the judge
+            # over several calls: a single failed turn says little about the judge
             self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]
             if len(self._latest) >= self._fewest:
                 self._health.check(self._latest)
@@ -108,15 +109,15 @@ class ScoreMemory:
         return [self.fresh.get(key) or self._known[key] for key in keys]
 
     def get_state(self) -> dict[str, Any]:
-        """The remembered scores, one column per field: there may be a score for every step of a run.
+        """Returns the remembered scores, one column per field: there may be a score for every step of a run.
 
-        It is part of a checkpoint because a judge asked again in another batch may answer with other last bits, on some
-        processors and on all GPUs, so that a continuation that forgot would not be exact.
+        It is part of a checkpoint because on some processors and on all GPUs a judge that is asked again in another
+        batch may differ in the last bits, so that a continuation without it would not be exact.
         """
         scores = list(self._known.values())
-        # by number: thousands of answers share a few stamps
+        # by index: thousands of answers share a few stamps
         stamps = list(dict.fromkeys(score.stamp for score in scores))
-        # all keys are digests of one length; with none at all the reshape still needs a number
+        # all keys are digests of one length; without keys the reshape still needs a number
         key_size = len(next(iter(self._known), b"-"))
         return {
             "keys": np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, key_size),
@@ -137,13 +138,13 @@ class ScoreMemory:
 
 
 class JudgeScorer(Stateful):
-    """Asks a judge, about things that are alike once.
+    """Asks a judge, once about equal items.
 
     Args:
-        judge: local or served.
-        draw: makes images [N, H, W, 3] of snapshots [N, S].
-        remembers: as of `ScoreMemory`.
-        paint: draws the hand's path through moments [P, S] on an image [H, W, 3]; needed for items that have one.
+        judge: a local or served judge.
+        draw: draws images [N, H, W, 3] of snapshots [N, S].
+        remembers: as in `ScoreMemory`.
+        paint: draws the hand's path through moments [P, S] on an image [H, W, 3]; needed for items with a path.
     """
 
     STATE = {"num_asked": "num_asked", "memory": "_memory"}
@@ -156,11 +157,11 @@ class JudgeScorer(Stateful):
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """See `Scorer`. Raises as `ScoreMemory.score` does."""
+        """Returns one score per item, in order. Raises as `ScoreMemory.score` does."""
         self.num_asked += len(items)
 
         def draw_clips(indices: list[int]) -> list[Clip]:
-            # one call of the renderer for all moments of all items, then cut apart again
+            # one call of the renderer for all moments of all items, then split again
             asked = [items[index] for index in indices]
             frames = self._draw(np.concatenate([item.snapshots for item in asked]))
             parts = np.split(frames, np.cumsum([len(item.snapshots) for item in asked])[:-1])
@@ -175,11 +176,11 @@ class JudgeScorer(Stateful):
 
 
 class FallbackScorer(Stateful):
-    """Asks a second scorer about what the first has no score for, or about everything where the first does not answer.
+    """Asks a second scorer about items without a score, or about all if the first raises JudgeUnavailable.
 
     Args:
-        first: usually asked.
-        fallback: asked where that one gives nothing.
+        first: scorer that is asked first.
+        fallback: scorer that is asked for missing scores.
     """
 
     STATE = {"num_asked": "num_asked", "first": "_first", "last": "_fallback"}
@@ -190,13 +191,13 @@ class FallbackScorer(Stateful):
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """See `Scorer`; a score's stamp names its scorer.
+        """Returns one score per item, in order; its stamp names its scorer.
 
         Raises:
-            JudgeUnavailable: neither of them answers.
+            JudgeUnavailable: the fallback does not answer either.
         """
         self.num_asked += len(items)
-        # The first decides by itself when it has given up: it raises. The second may raise too, and then the run ends.
+        # the first scorer decides when it gives up: it raises; if the second raises too, the run ends
         try:
             scores = self._first.score(items)
         except JudgeUnavailable as error:
@@ -212,13 +213,13 @@ class FallbackScorer(Stateful):
 
 
 class SimulatedScorer(Stateful):
-    """A scorer that looks at nothing: a function says what an item scores.
+    """A scorer without images: a function computes an item's score.
 
     Args:
-        value: score in [0, 1] of an item, given a generator that is another one each time something is scored.
-        seed: of the generators.
+        value: returns an item's score in [0, 1], given a new generator for each call.
+        seed: seed of the generators.
         judge: name in the stamp.
-        settings: what else the stamp says.
+        settings: other settings in the stamp.
     """
 
     STATE = {"num_asked": "num_asked"}
@@ -232,10 +233,10 @@ class SimulatedScorer(Stateful):
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """See `Scorer`; there is always a value."""
+        """Returns one score per item, in order, always with a value."""
         scores = []
         for number, item in enumerate(items, self.num_asked):
-            # seeded by the count of what was scored before: a resumed run goes on with the same draws
+            # seeded by the number of earlier scores: a resumed run continues with the same draws
             value = self._value(item, np.random.default_rng((self._seed, number)))
             scores.append(Score(status=Status.OK, value=value, stamp=self._stamp))
         self.num_asked += len(items)
@@ -243,17 +244,18 @@ class SimulatedScorer(Stateful):
 
 
 def random_scorer(seed: int) -> SimulatedScorer:
-    """Random scores in [0, 1), drawn anew each time: the negative control."""
+    """Returns a scorer with random scores in [0, 1), drawn anew each time: the negative control."""
     return SimulatedScorer(lambda _, rng: float(rng.random()), seed, "random")
 
 
 def biased_scorer(false_positives: float, seed: int) -> SimulatedScorer:
-    """The truth, 1 or 0, but for a share of failures, in [0, 1], that it takes for successes: the control that the
-    monitor must catch. `seed` decides which failures these are.
+    """Returns a scorer of the truth, 1 or 0, that calls a share of failures, in [0, 1], successes.
+
+    It is the control that the monitor must catch. `seed` decides which failures these are.
     """
 
     def value(item: ScoringItem, _: np.random.Generator) -> float:
-        # by the item and not by a draw: the same failure fools the judge every time, as it would a real one
+        # by item and not at random: the same failure fools the judge every time, as it would a real one
         digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + item.key).digest()
         chance = int.from_bytes(digest[:8], "big") / 2**64
         return float(item.is_success or chance < false_positives)
@@ -262,8 +264,9 @@ def biased_scorer(false_positives: float, seed: int) -> SimulatedScorer:
 
 
 def progress_scorer(noise: float, seed: int) -> SimulatedScorer:
-    """The simulator's progress with normal noise of standard deviation `noise`, drawn anew each time and cut to [0, 1]:
-    a judge as good as one wants.
+    """Returns a scorer of the simulator's progress with normal noise of standard deviation `noise`, clipped to [0, 1].
+
+    The noise is drawn anew each time: a judge of adjustable quality.
     """
     return SimulatedScorer(
         lambda item, rng: float(np.clip(item.progress + noise * rng.normal(), 0.0, 1.0)),
@@ -272,20 +275,20 @@ def progress_scorer(noise: float, seed: int) -> SimulatedScorer:
 
 
 def measured_scorer(scores: list[list[float]], seed: int, name: str) -> SimulatedScorer:
-    """Gives an episode one of the scores that a judge gave to episodes of such progress, drawn anew each time.
+    """Returns a scorer that draws from the scores that a judge gave to episodes of similar progress.
 
     Args:
-        scores: [11] as `read_scores` gives them; a row without any takes those of the nearest one, and successes are
-            taken for failures of the highest progress where none was measured.
-        seed: of the draws.
-        name: of the judge that was measured.
+        scores: [11] lists from `read_scores`; an empty one takes the scores of the nearest, so that without measured
+            successes these score like failures of the highest progress.
+        seed: seed of the draws.
+        name: name of the measured judge.
     """
-    # a judge that was measured on few episodes has bins without any: the nearest one stands for them
+    # a judge measured on few episodes has empty bins: they use the nearest one's scores
     known = [index for index, row in enumerate(scores) if row]
     filled = [scores[min(known, key=lambda other: abs(other - index))] for index in range(_SCORE_ROWS)]
 
     def value(item: ScoringItem, rng: np.random.Generator) -> float:
-        # the last row is of successes alone; a failure at progress 1 belongs to the bin below it
+        # the last row is for successes alone; a failure at progress 1 belongs to the bin below it
         row = _SCORE_ROWS - 1 if item.is_success else min(int(item.progress * (_SCORE_ROWS - 1)), _SCORE_ROWS - 2)
         return float(rng.choice(filled[row]))
 
@@ -293,17 +296,17 @@ def measured_scorer(scores: list[list[float]], seed: int, name: str) -> Simulate
 
 
 def read_scores(path: Path, task: str) -> list[list[float]]:
-    """[11] scores that a judge gave to episodes, by their true progress in ten bins, those of successes last.
+    """Reads [11] lists of a judge's scores of episodes, by true progress in ten bins, and of successes last.
 
     Args:
-        path: bench.json of `rlvlm judge-bench`.
-        task: whose scores are taken; those of all tasks where it has none of this one.
+        path: path of a bench.json of `rlvlm judge-bench`.
+        task: task of the scores; those of all tasks are used if it has none.
 
     Raises:
-        UsageError: there are none.
+        UsageError: the file has no scores of episodes.
     """
     try:
-        # a bench of several tasks has a table for each that has one, and one of all together
+        # a bench of several tasks has a table for each task with one, and one for all together
         tables = read_json(path.expanduser())["teacher"]
         table = tables[task] if "scores" in tables.get(task, {}) else tables["all"]
         scores = [[float(score) for score in row] for row in table["scores"]]
@@ -328,16 +331,16 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     make_fallback_judge: Callable[[], Judge] | None = None,
     remembers: bool,
 ) -> Scorer:
-    """The scorer that `reward.teacher` names.
+    """Returns the scorer that `reward.teacher` names.
 
     Args:
         reward: names the scorer, with the settings of a control.
-        task: whose measured scores are meant.
-        seed: of a control.
+        task: task of the measured scores.
+        seed: seed of a control.
         draw: see `JudgeScorer`.
         paint: see `JudgeScorer`.
-        make_judge: makes the judge in this process; None where none is asked.
-        make_fallback_judge: makes a judge that is asked where the first has no answer; None without one.
+        make_judge: makes the judge in this process; None if none is asked.
+        make_fallback_judge: makes a judge for answers missing from the first; None without one.
         remembers: see `JudgeScorer`.
 
     Raises:

@@ -16,26 +16,25 @@ class ScoringItem:
     """One turn, one episode, or one segment whose progress is scored."""
 
     goal: str
-    """Goal that the judge is asked about, e.g. `reach the green goal square`; empty where the run has one for all."""
+    """Goal in the question, e.g. `reach the green goal square`; empty if the run has one for all."""
     snapshots: FloatArray
     """[L, S] moments in order of time; the env draws them."""
     path: FloatArray = field(default_factory=lambda: NO_PATH)
-    """[P, S] moments up to the last along which the path of the hand is drawn on its image; P is 0 where none is."""
+    """[P, S] moments up to the last, along which the hand's path is drawn on its image; P = 0 for no path."""
     action: str = ""
-    """Action between the first and the last moment, of a turn; empty where it could not be read, and of
-    episodes."""
+    """For a turn, the action between the first and the last moment; empty if unreadable, and for episodes."""
     is_success: bool | None
-    """Whether the env's own test holds at the last moment, or held at one before it; None of a segment, where it is not
-    used. The judge never sees it."""
+    """Whether the env's own test holds at the last moment, or held before; None for a segment, which does not use
+    it. The judge never sees it."""
     success_lost: bool = False
-    """Whether it held before and no longer does: then neither answer of a judge is an error."""
+    """Whether the test held before and no longer does: then neither answer of a judge is an error."""
     progress: float
-    """The simulator's at the last moment, in [0, 1]. The judge never sees it."""
+    """Simulator's progress at the last moment, in [0, 1]. The judge never sees it."""
 
     @property
     def key(self) -> bytes:
-        """Equal for questions about the same moments in the same words."""
-        # goal and action are what the judge reads: other words about the same moments are another question
+        """Key that is equal for the same moments with the same texts."""
+        # the judge reads goal and action: other texts about the same moments are another question
         about = repr((self.goal, self.action, self.snapshots.shape)).encode()
         # and a path is another image
         moments = (np.ascontiguousarray(rows).tobytes() for rows in (self.snapshots, self.path))
@@ -44,24 +43,23 @@ class ScoringItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredItem:
-    """An item and what was said of it: a row of the score log."""
+    """An item and its score: a row of the score log."""
 
     item: ScoringItem
     score: Score
     env_step: int
-    """Env steps done when it was asked for."""
+    """Env steps done when the score was asked for."""
     timestamp: float
     """Unix time of the answer, seconds."""
     truth: float
-    """The true score by the simulator, on the scale of the score."""
+    """True score by the simulator, on the scale of the score."""
     success_threshold: float | None = None
-    """Scores from here on say that it is a success; None where progress is scored and nothing claimed."""
+    """Score from which the judge is taken to call it a success; None if progress is scored and no success claimed."""
     group: int = 0
-    """Group of episodes that are compared with each other; a turn's is 0, a segment's the session that asked about
-    it."""
+    """Group of episodes that are compared with each other; 0 for a turn, the session of the question for a segment."""
     index: int | None = None
-    """Index of a segment in its session, from 0; None of a turn or an episode."""
+    """Index of a segment in its session, from 0; None for a turn or an episode."""
     env_return: float = 0.0
     """True reward of the turn, or true return of the episode or segment."""
     used_step: int | None = None
-    """Env steps done when the score of a segment began to train."""
+    """Env steps done when the score of a segment was first trained on."""

@@ -1,7 +1,8 @@
-"""Base of all reward sources, when they label, and how one is made by its name.
+"""Base class of all reward sources, the times at which they label, and the context that they are built from.
 
-A source of your own is a class with `label`, or a plain function of images and a goal, in a file of yours; no fork and
-no registration: `--reward.source my_file:MySource`. One with a short name has a line in `build.py` and in `config.py`.
+Your own source is a class with `label`, or a plain function of images and a goal, in your own file, without a fork or a
+registration: `--reward.source my_file:MySource`. A source with a short name has a line in `build.py` and in
+`config.py`.
 """
 
 from dataclasses import dataclass
@@ -15,61 +16,61 @@ from rlvlm.judges.judge import Judge
 
 
 class Labelling(Enum):
-    """When a source's rewards are computed."""
+    """Time at which a source's rewards are computed."""
 
     ON_ARRIVAL = "on_arrival"
     """Once, as transitions enter the replay: the source never changes."""
     WHERE_ANSWERED = "where_answered"
-    """Once, on arrival, where a judge gave an answer. NaN marks a transition whose reward is unknown: it
-    never enters the replay, since any number in its place would be a guess."""
+    """Once, on arrival, if a judge answers. NaN marks a transition with unknown reward: it never enters the replay,
+    since any number in its place would be a guess."""
     ON_CHANGE = "on_change"
-    """On arrival, and for the whole replay again whenever `version` moves (a reward model after a fit)."""
+    """On arrival, and again for the whole replay whenever `version` changes (a reward model after a fit)."""
     ON_DRAW = "on_draw"
-    """For each batch as it is drawn: the source moves with every step (novelty)."""
+    """For each batch as it is drawn: the source changes with every step (novelty)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceContext:
-    """Everything that a reward source may be made from."""
+    """Everything that a reward source may be built from."""
 
     env: Any
-    """The task's env, which gives spaces and draws images; training does not step it."""
+    """The task's env, for its spaces and for drawing images; training does not step it."""
     frames: FrameStore
-    """Draws images of `transitions.snapshots`, at the judge's size, and remembers them."""
+    """Draws and caches images of `transitions.snapshots`, at the judge's size."""
     goal: str
     """Goal phrase of the task, or the user's own."""
     judge: Judge | None = None
-    """The run's judge, where it has one."""
+    """The run's judge, if it has one."""
     novelty_neighbour: int = 5
     """k of the novelty reward."""
 
 
 class RewardSource(Stateful):
-    """Gives each transition its reward. Never falls back to the env's reward when a judge fails.
+    """Gives each transition its reward. Never falls back to the env's reward if a judge fails.
 
-    `STATE` names what it remembers, see `Stateful`.
+    `STATE` names the attributes in its checkpoint, see `Stateful`.
     """
 
-    # the safe default for a source of one's own: a function of the transition alone
+    # the safe default for a user's source: a function of the transition alone
     labelling = Labelling.ON_ARRIVAL
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """The source of a run; sources that need something of `context` override this."""
+        """Builds the source of a run; sources that need something of `context` override this."""
         return cls()
 
     @property
     def version(self) -> int:
-        """Rises by one each time the source's numbers change."""
+        """Number that rises by one each time the source's rewards change."""
         return 0
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[B]` for a batch."""
+        """Returns rewards [B] for a batch."""
         raise NotImplementedError(f"{type(self).__name__} needs a method label(transitions) that gives [B] rewards")
 
     def label_leading(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[M]` of as many of the leading rows as can be labelled in a good half second on one core, M >= 1.
+        """Returns rewards [M] of as many leading rows as can be labelled in about half a second on one core, M >= 1.
 
-        What a source with `Labelling.ON_CHANGE` said before has to be said anew, a piece at a time.
+        Used to relabel the replay of a source with `Labelling.ON_CHANGE` in pieces.
         """
         return self.label(transitions)

@@ -1,4 +1,4 @@
-"""Novelty of what is done: how badly a small network predicts an episode's actions from its first image."""
+"""Novelty of actions: how badly a small network predicts an episode's actions from its first image."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,23 +14,23 @@ from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames
 
 _SIDE, _WIDTH = 12, 48
-"""Pixels per side of the image that the network sees, and its width."""
+"""Side length in pixels of the network's input image, and the network's width."""
 _KEPT, _EPOCHS, _BATCH = 160, 4, 4
-"""Episodes remembered, passes over them after each rollout, and episodes per step, as in the reference."""
+"""Episodes kept, passes over them after each rollout, and episodes per step, as in the reference."""
 
 
 class TemporalNovelty(Stateful):
-    """Surprise at each action, in [0, 1] over the episodes of a rollout; 0 for replies that could not be read.
+    """Surprise at each action, in [0, 1] over the episodes of a rollout; 0 for unreadable replies.
 
-    Source: the temporal predictor of the VLM_PPO repository. Departures: a small GRU in the place of a second LoRA
-    adapter; the whole sequence is predicted step by step, each from the first image and the actions before it; and
-    success plays no part, where the reference gives successful episodes no novelty: that would be the truth.
+    Source: the temporal predictor of the VLM_PPO repository. Departures: a small GRU instead of a second LoRA adapter;
+    the whole sequence is predicted step by step, each action from the first image and the actions before it; and
+    success plays no part, while the reference gives successful episodes no novelty: that would use the truth.
 
     Args:
-        num_actions: of the env.
-        draw: makes images [N, H, W, 3] of snapshots [N, S].
-        seed: of the network and of the order in which it learns.
-        lr: Adam's step size.
+        num_actions: number of the env's actions.
+        draw: draws images [N, H, W, 3] of snapshots [N, S].
+        seed: seed of the network and of its training order.
+        lr: learning rate of Adam.
     """
 
     STATE = {"network": "_network", "adam": "_optimizer", "order": "_order"}
@@ -48,14 +48,14 @@ class TemporalNovelty(Stateful):
 
     @torch.no_grad()
     def label(self, episodes: Sequence[TokenEpisode]) -> list[FloatArray]:
-        """[T] of each episode's actions; the least surprising of all is 0, the most surprising 1."""
+        """Returns [T] novelties of each episode's actions; the least surprising of all is 0, the most surprising 1."""
         if not episodes:
             return []
         # -log p(action) at each turn, before anything is learned from these episodes
         surprises = [self._network(*self._seen(episode)).numpy() for episode in episodes]
         readable = [np.array([reply.action is not None for reply in episode.replies]) for episode in episodes]
         known = np.concatenate([each[can] for each, can in zip(surprises, readable, strict=True)])
-        # over the rollout, as in the reference: novelty is relative to what else was done
+        # normalised over the rollout, as in the reference: novelty is relative to the other actions
         low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
         return [
             np.where(can, (each - low) / max(high - low, 1e-6), 0.0).astype(np.float32)
@@ -63,7 +63,7 @@ class TemporalNovelty(Stateful):
         ]
 
     def learn(self, episodes: Sequence[TokenEpisode]) -> None:
-        """Learns to predict `episodes` and those kept of earlier ones."""
+        """Trains the network on `episodes` and on earlier ones that are kept."""
         # older episodes too: trained on the newest alone, the network would find the older ones novel again
         self._kept.extend(self._seen(episode) for episode in episodes)
         for _ in range(_EPOCHS if self._kept else 0):
@@ -73,7 +73,7 @@ class TemporalNovelty(Stateful):
                 self._optimizer.step()
 
     def get_state(self) -> dict[str, Any]:
-        """Network, optimiser, what it remembers, and its chance."""
+        """Returns network, optimiser, kept episodes, and random state."""
         kept = [{"image": image.numpy(), "actions": actions.numpy()} for image, actions in self._kept]
         return super().get_state() | {"kept": kept}
 
@@ -83,16 +83,16 @@ class TemporalNovelty(Stateful):
         self._kept.extend((torch.as_tensor(kept["image"]), torch.as_tensor(kept["actions"])) for kept in state["kept"])
 
     def _seen(self, episode: TokenEpisode) -> tuple[Tensor, Tensor]:
-        """The first image [3 * side * side], small, and the actions [T]; one past the last for an unreadable reply."""
+        """Returns the first image [3 * side * side], small, and the actions [T]; `num_actions` if unreadable."""
         image = torch.from_numpy(self._draw(episode.snapshots[:1])).permute(0, 3, 1, 2).float() / 255
-        # an unreadable action is a word of its own: the next actions depend on it
+        # an unreadable action has its own token: the next actions depend on it
         actions = [self._num_actions if reply.action is None else reply.action for reply in episode.replies]
-        # 12 pixels a side are enough to tell starts apart, and keep 160 episodes of them small
+        # 12 pixels a side suffice to tell starts apart, and keep 160 episodes of them small
         return functional.adaptive_avg_pool2d(image, _SIDE).flatten(), torch.tensor(actions)
 
 
 class _Predictor(nn.Module):
-    """Minus the log-probability of each action, given the first image and the actions before it."""
+    """Predicts each action from the first image and the actions before it; returns negative log-probabilities."""
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
@@ -100,10 +100,10 @@ class _Predictor(nn.Module):
         self._words = nn.Embedding(num_actions + 2, _WIDTH)
         self._gru = nn.GRU(_WIDTH, _WIDTH, batch_first=True)
         self._log = nn.Linear(_WIDTH, num_actions + 1)
-        self._first = num_actions + 1  # the start token; `num_actions` itself is a reply that could not be read
+        self._first = num_actions + 1  # the start token; `num_actions` itself is an unreadable reply
 
     def forward(self, image: Tensor, actions: Tensor) -> Tensor:
-        """[T] in nats."""
+        """Returns [T] negative log-probabilities, in nats."""
         before = torch.cat((actions.new_tensor([self._first]), actions[:-1]))
         # step t sees the actions before t: the first input is a start token
         hidden, _ = self._gru(self._words(before)[None], torch.tanh(self._look(image))[None, None])
