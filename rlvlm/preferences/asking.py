@@ -1,5 +1,5 @@
-"""How a teacher is asked: sessions are answered at once, while the agent learns on, or by a person when there is time.
-Used by the loop.
+"""Asks a teacher: sessions are answered at once, while the agent learns, or by a person when there is time. Used by the
+loop.
 """
 
 import time
@@ -17,27 +17,27 @@ from rlvlm.preferences.teachers import Deferred, Teacher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """Questions put together at one point of the run, or a part of them, and what the teacher answered."""
+    """Questions asked at one point of the run, or some of them, with the teacher's answers."""
 
     number: int
-    """From 0."""
+    """Index of the session, from 0."""
     env_steps: int
-    """Env steps done when it was put together."""
+    """Env steps done when the questions were drawn."""
     questions: list[Any]
-    """Pairs to be compared, or segments to be scored."""
+    """Pairs to compare, or segments to score."""
     num_look_alike: int
-    """Questions that were drawn but not asked."""
+    """Number of questions that were drawn but not asked, since their sides look alike."""
     answers: list[Any] = field(default_factory=list)
-    """One verdict per pair or score per segment, in order, or `Deferred`; none before it is answered."""
+    """One verdict per pair or score per segment, in order, or `Deferred`; empty before the session is answered."""
     wait_s: float = 0.0
-    """How long the agent stood still for them, seconds."""
+    """Time that the agent waited for the answers, in seconds."""
     indices: list[int] | None = None
-    """Indices of the questions within the session, where this is a part of it; None: all, in order."""
+    """Indices of the questions within the session if this is a part of it; None for all, in order."""
     by_person: bool = False
     """Whether a person answers these questions."""
 
     def part(self, positions: Sequence[int], answers: Sequence[Any] = ()) -> "Session":
-        """Some of the questions, with these answers; what belongs to the whole session is not counted again."""
+        """Returns some of the questions with these answers; counts for the whole session are reset."""
         indices = range(len(self.questions)) if self.indices is None else self.indices
         return replace(
             self,
@@ -55,36 +55,36 @@ class _Open:
 
     session: Session
     find: Callable[[], list[Any]]
-    """Gives the answers that have come, None for the others."""
+    """Returns the answers that have come, and None for the others."""
     answers: list[Any]
-    """What it gave last."""
+    """Latest result of `find`."""
     used: set[int] = field(default_factory=set)
-    """Positions whose answers were handed back."""
+    """Indices of answers that were handed back."""
 
     @property
     def ready(self) -> list[int]:
-        """Positions of answers that were not handed back yet."""
+        """Indices of answers that were not handed back yet."""
         return [index for index, answer in enumerate(self.answers) if answer is not None and index not in self.used]
 
     @property
     def rest(self) -> Session:
-        """The questions whose answers were not handed back."""
+        """Questions whose answers were not handed back."""
         return self.session.part([index for index in range(len(self.answers)) if index not in self.used])
 
 
 class TeacherQueue:
-    """Has sessions answered: before the agent takes its next step, or while it learns on.
+    """Puts sessions to a teacher and waits for the answers, either before the agent's next step or while it learns.
 
-    Images are drawn at once, in the thread that owns the renderer; ahead, only the wait for a judge moves to another
-    one, and a session is handed back when the next one is put. Answers are used at a fixed step, whenever they came,
-    so a run does not depend on how fast the judge was.
+    Images are drawn at once, in the thread that owns the renderer. With `ahead`, only the wait for a judge moves to
+    another thread, and a session is handed back when the next one is put. Answers are used at a fixed step, whenever
+    they came, so a run does not depend on the judge's speed.
 
-    A person is not waited for: what a teacher defers stays open over any number of sessions, and `take` hands back the
-    answers that have come.
+    The run does not wait for a person: deferred questions stay open over any number of sessions, and `take` hands back
+    the answers that have come.
 
     Args:
-        teacher: answers.
-        ahead: whether the agent learns on meanwhile.
+        teacher: teacher to ask.
+        ahead: whether the agent learns while the teacher answers.
     """
 
     def __init__(self, teacher: Teacher, *, ahead: bool) -> None:
@@ -97,27 +97,28 @@ class TeacherQueue:
 
     @property
     def num_pending(self) -> int:
-        """Queries asked and not handed back yet."""
+        """Number of queries asked and not handed back yet."""
         return self.num_open + (0 if self._pending is None else len(self._pending[0].questions))
 
     @property
     def num_open(self) -> int:
-        """Queries put to a person and not handed back yet."""
+        """Number of queries put to a person and not handed back yet."""
         return sum(len(each.answers) - len(each.used) for each in self._open)
 
     @property
     def num_ready(self) -> int:
-        """Queries that a person has answered and that were not handed back; looks for new answers."""
+        """Number of queries that a person has answered and that were not handed back; checks for new answers."""
         for each in self._open:
             each.answers = each.find()
         return sum(len(each.ready) for each in self._open)
 
     def put(self, session: Session) -> list[Session]:
-        """Asks; returns this session, answered or with answers that are `Deferred`, or where it is asked ahead the one
-        before it.
+        """Asks a session, and returns the sessions that are answered now.
+
+        This is the session itself, possibly with `Deferred` answers, or with `ahead` the one before it.
 
         Raises:
-            JudgeUnavailable: the teacher answered nothing at all.
+            JudgeUnavailable: the teacher gave no answer at all.
         """
         answered = self.finish()
         started = time.perf_counter()
@@ -134,7 +135,7 @@ class TeacherQueue:
         return answered
 
     def finish(self) -> list[Session]:
-        """The pending session, once it is answered; empty without one. Raises as `put` does."""
+        """Returns the pending session once it is answered; empty without one. Raises as `put` does."""
         if self._pending is None:
             return []
         session, future = self._pending
@@ -144,7 +145,7 @@ class TeacherQueue:
         return [replace(session, answers=answers, wait_s=time.perf_counter() - started)]
 
     def take(self) -> list[Session]:
-        """What a person has answered and was not handed back yet; looks for new answers."""
+        """Returns a person's answers that were not handed back yet; checks for new ones."""
         handed_back = []
         if self.num_ready:
             for each in self._open:
@@ -163,8 +164,9 @@ class TeacherQueue:
         self._open.append(_Open(session=session, find=find, answers=[None] * len(session.questions)))
 
     def get_state(self) -> dict[str, Any]:
-        """The teacher's state before it was asked what is pending, and that, and what is open for a person, with their
-        segments as arrays `[N, S, L, ...]` of S sides.
+        """Returns the teacher's state before the pending questions, these questions, and those open for a person.
+
+        Their segments are arrays [N, S, L, ...] of N questions with S sides.
         """
         is_pending = self._pending is not None
         return {
@@ -174,19 +176,19 @@ class TeacherQueue:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; what was pending is asked again."""
-        if self._pending is not None:  # a teacher that still answers would draw from the state that is restored
+        """Restores what `get_state` returned; pending questions are asked again."""
+        if self._pending is not None:  # a teacher that still answers would draw from the restored state
             wait([self._pending[1]])
         self._teacher.set_state(state["teacher"])
         self._pending, self._open = None, []
         for packed in state["pending"]:
             self.put(_unpack(packed))
-        for packed in state.get("open", []):  # checkpoints of before there were people have none
+        for packed in state.get("open", []):  # missing in checkpoints from before there were people
             self._follow(_unpack(packed))
 
 
 def _pack(session: Session) -> dict[str, Any]:
-    """A session without answers as numbers and arrays."""
+    """Converts a session without answers to numbers and arrays."""
     return {
         "number": session.number,
         "env_steps": session.env_steps,
@@ -201,7 +203,7 @@ def _pack(session: Session) -> dict[str, Any]:
 
 
 def _unpack(packed: dict[str, Any]) -> Session:
-    """The session of which `_pack` made this."""
+    """Restores the session from the result of `_pack`."""
     questions: list[Pair | Segment] = []
     for index in range(packed["num_questions"]):
         columns = {name: column[index] for name, column in packed["sides"].items()}

@@ -8,32 +8,31 @@ from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.rewards.config import StepRewardConfig, check_name
 
 SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
-"""Query strategies, by name."""
+"""Names of the query strategies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedTeacherConfig:
-    """Imperfections of a teacher that knows the truth; by default none."""
+    """Imperfections of a teacher that knows the truth; none by default."""
 
     truth: Literal["return", "progress"] = "return"
-    """What it compares: the true returns of the sides (B-Pref), or the true progress at their ends, which images
-    show."""
+    """Quantity that the teacher compares: true returns of the sides (B-Pref), or true progress at their ends, which
+    images show."""
     mistake: float = 0.0
     """Probability that an answer is flipped, in [0, 1]."""
     left: float = 0.0
-    """Probability that the left side is named whatever is shown, as by a judge that prefers a side; with mistake at
-    most 1."""
+    """Probability that the left side is chosen regardless, as by a judge that prefers a side; at most 1 - mistake."""
     beta: float = math.inf
     """Rationality per unit of true return, > 0: right is preferred with probability sigmoid(beta * gain); inf always
     prefers the larger return."""
     gamma: float = 1.0
-    """Memory: each step of a segment weighs this share of the next one, in (0, 1]."""
+    """Memory decay in (0, 1]: each step of a segment has this weight relative to the next one."""
     skip: float = 0.0
-    """A query is skipped unless one side is worth more than this share of an average segment, >= 0."""
+    """Share of an average segment's return, >= 0: a query is skipped unless one side exceeds it."""
     equal: float = 0.0
-    """Sides whose returns differ by less than this share of an average segment's are no preference, >= 0."""
+    """Share of an average segment's return, >= 0: sides that differ by less are no preference."""
     seconds: float = 0.0
-    """Time that an answer takes on the teacher's own clock, >= 0: it is counted, and not waited for."""
+    """Time per answer on the teacher's own clock, >= 0: counted, but not waited for."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mistake <= 1:
@@ -52,7 +51,7 @@ class SimulatedTeacherConfig:
 
 
 RESNET_MIN_PX = 64
-"""A ResNet's five halvings leave two pixels of 64: with one, a batch of one image could not be normalised."""
+"""Smallest image for a ResNet, in pixels: its five halvings leave two; one pixel could not be normalised."""
 BPREF_TEACHERS = {
     "mistake": SimulatedTeacherConfig(mistake=0.1),
     "stochastic": SimulatedTeacherConfig(beta=1.0),
@@ -76,7 +75,7 @@ THEIR_TASKS = {
 
 
 def published_name(task: str) -> str:
-    """The paper's name of one of our tasks, whose labels the teacher `published` imitates.
+    """Returns the paper's name of one of our tasks, whose labels the teacher `published` imitates.
 
     Raises:
         ValueError: the paper has no such task.
@@ -91,24 +90,24 @@ def published_name(task: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixedConfig:
-    """About which queries the teacher `mixed` asks a person, and how many the person is asked to answer."""
+    """Choice of the queries for the person of the teacher `mixed`, and its budget."""
 
     person: Literal["human", "simulated"] = "human"
-    """human: somebody at the page of `rlvlm labels ask`; simulated: one who knows the truth, with the weaknesses of
-    `feedback.mixed.simulated`, to try a budget out."""
+    """human: somebody at the page of `rlvlm labels ask`; simulated: a teacher that knows the truth, with the
+    weaknesses of `feedback.mixed.simulated`, to try out a budget."""
     share: float = 0.25
     """Share of a session's queries that the person is asked about, in (0, 1]: first those that the judge could not
-    decide, because its two orders disagree or it gave no label, then those on which the reward model's members disagree
-    most. The judge's answers to these queries are kept in the log and do not train."""
+    decide, because its two orders disagree or it gave no label, then those on which the reward model's members
+    disagree most. The judge's answers to these queries are logged and not trained on."""
     max_answers: int = 400
-    """Queries that the person is asked in the whole run, at most."""
+    """Maximum number of queries that the person is asked in the whole run."""
     max_minutes: float = 60.0
-    """Time that the person spends on answers in the whole run, > 0; once it is spent only the judge is asked. What the
-    judge may cost is limited by judge.api.max_cost_usd."""
+    """Time that the person spends on answers in the whole run, > 0, in minutes; afterwards only the judge is asked.
+    The judge's cost is limited by judge.api.max_cost_usd."""
     simulated: SimulatedTeacherConfig = field(
         default_factory=lambda: SimulatedTeacherConfig(truth="progress", mistake=0.05, seconds=4.0)
     )
-    """The simulated person: by default one who compares progress, errs in 5 % of the answers and takes 4 s for each."""
+    """Simulated person: by default it compares progress, errs in 5 % of the answers and takes 4 s for each."""
 
     def __post_init__(self) -> None:
         check_least(self, "feedback.mixed", 0, "max_answers")
@@ -118,7 +117,7 @@ class MixedConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackConfig:
-    """When the teacher is asked, and about what."""
+    """Schedule and choice of the queries."""
 
     first_step: int = 3_000
     """Env step of the first session; before it the agent explores by novelty."""
@@ -131,26 +130,26 @@ class FeedbackConfig:
     segment_steps: int = 1
     """Steps per segment, L >= 1; 1 compares single images, as the paper does."""
     recent_episodes: int = 100
-    """Queries are sampled from the frames of this many newest episodes."""
+    """Number of newest episodes from whose frames queries are sampled."""
     sampling: str = "uniform"
-    """uniform: as they are drawn (the paper); the others choose among candidates by the present reward model.
-    disagreement: where its members differ most; entropy: where they are least sure; k_center: what lies farthest from
-    everything asked so far; my_file:FUNCTION: a strategy of your own. Before the first fit all are uniform."""
+    """Strategy that chooses queries. uniform: random (the paper); the others choose among candidates by the current
+    reward model. disagreement: where its members differ most; entropy: where they are least sure; k_center: farthest
+    from all earlier queries; my_file:FUNCTION: your own strategy. Before the first fit all are uniform."""
     pool: int = 10
     """Candidates per query, >= 1, for sampling other than uniform."""
     ties: Literal["drop", "equal"] = "drop"
-    """drop: answers without preference are not used (the paper); equal: they count as one half."""
+    """Handling of ties. drop: answers without preference are not used (the paper); equal: they count as one half."""
     ahead: bool = False
     """Whether the agent keeps learning while the teacher answers; answers are then used one session later."""
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
     mixed: MixedConfig = field(default_factory=MixedConfig)
     measured: str = ""
-    """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured` is
-    as often right, wrong and undecided as that one was, and prefers a side as it does."""
+    """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured`
+    imitates its rates of right, wrong and undecided answers, and its preference for a side."""
     preflight: int = 0
-    """Pairs with known answers that a judge is asked about in both orders before the run starts, a small draw of
-    `rlvlm judge-bench TASK`: one that cannot tell them apart is refused. 0 asks nothing; from fewer than 24 little can
-    be concluded."""
+    """Known pairs that a judge is asked about in both orders before the run starts, a small version of `rlvlm
+    judge-bench TASK`: a judge that cannot tell them apart is refused. 0 skips it; fewer than 24 allow few
+    conclusions."""
 
     def __post_init__(self) -> None:
         names = ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool")
@@ -159,15 +158,15 @@ class FeedbackConfig:
         check_name("feedback.sampling", self.sampling, SAMPLING)
 
     def pool_factor(self, num_fits: int) -> int:
-        """Candidates to be drawn for each query, once the reward model was fitted `num_fits` times."""
+        """Returns the number of candidates per query after `num_fits` fits of the reward model."""
         return self.pool if self.sampling != "uniform" and num_fits else 1
 
 
 def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacherConfig | None:
-    """The weaknesses of the simulated teacher of that name in `StepRewardConfig`; None for every other teacher.
+    """Returns the weaknesses of the simulated teacher named in `StepRewardConfig`; None for every other teacher.
 
     Raises:
-        ValueError: it skips queries, which would then train as ties.
+        ValueError: the teacher skips queries, which would then train as ties.
     """
     config = feedback.simulated if teacher == "simulated" else BPREF_TEACHERS.get(teacher)
     if config is not None and config.skip > 0 and feedback.ties == "equal":
@@ -180,33 +179,33 @@ def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardModelConfig:
-    """An ensemble that predicts what the teacher says."""
+    """Ensemble that predicts the teacher's answers."""
 
     image_px: int = 64
-    """Side of the images the image model sees, in pixels (300 in the paper)."""
+    """Side length of the image model's images, in pixels (300 in the paper)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device on which it is trained and evaluated. auto: a GPU that Ray or SLURM has assigned to the process, else the
-    CPU; cuda: the first that is visible, which a judge may use too."""
+    """Device for training and evaluation. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU;
+    cuda: the first visible GPU, which a judge may use too."""
     ensemble: int = 3
-    """Ensemble members, K >= 1; the reward is their mean."""
+    """Number of ensemble members, K >= 1; the reward is their mean."""
     lr: float = 3e-4
-    """Adam's step size."""
+    """Learning rate of Adam."""
     batch_size: int = 32
     """Answers per gradient step (64 in the paper)."""
     max_epochs: int = 50
-    """Passes over all answers per session, at most."""
+    """Maximum number of passes over all answers per session."""
     min_updates: int = 60
-    """Gradient steps per session before the fit may stop for being good enough, 0 to `max_updates`."""
+    """Minimum number of gradient steps per session before the fit may stop early, 0 to `max_updates`."""
     max_updates: int = 100
-    """Gradient steps per session, at most; bounds a session's time when there are many answers."""
+    """Maximum number of gradient steps per session; bounds a session's time when there are many answers."""
     stop_accuracy: float = 0.97
-    """A session's fit to comparisons ends once the members' mean training accuracy of an epoch exceeds this."""
+    """Mean training accuracy of an epoch above which a session's fit to comparisons ends."""
     stop_error: float = 0.05
-    """A session's fit to scores ends once the members' mean misses held-out ones by less than this, root mean square;
-    scores lie in [0, 1]."""
+    """Root mean square error of the members' mean on held-out scores, in [0, 1], below which a session's fit to
+    scores ends."""
     label_smoothing: float = 0.0
-    """Share of each label that is spread evenly over both sides, in [0, 1): 0.2 has the fit be 90 % sure of a label.
-    At 0 rewards grow until they reach their bound, where near and nearer are worth the same."""
+    """Share of each label that is spread evenly over both sides, in [0, 1): 0.2 fits a probability of 90 % for a
+    label. At 0 rewards grow until they reach their bound, where near and nearer states have equal rewards."""
     output: Literal["bounded", "normalised"] = "bounded"
     """bounded: networks end in a tanh, as in both papers, and perfect labels push most rewards to its ends;
     normalised: they have no bound, states are scaled anew by all labelled steps before each fit, and the agent gets
@@ -239,7 +238,7 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
     Raises:
         ValueError: says which two settings conflict.
     """
-    simulated_config(reward.first_teacher, feedback)  # for its own check alone
+    simulated_config(reward.first_teacher, feedback)  # only for its check
     if reward.may_ask_person and feedback.ahead:
         raise ValueError(
             f"feedback.ahead has no effect with reward.teacher {reward.teacher}: nobody waits for a person's answers; "
@@ -255,7 +254,8 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
             "reward.teacher measured and feedback.measured FILE go together, got "
             f"{reward.first_teacher} and {feedback.measured or 'no file'}"
         )
-    # it asks about pairs of images: other teachers look at none, and a judge of scores is not asked about pairs
+    # the preflight asks about pairs of images: other teachers see no images, and a judge of scores is not asked about
+    # pairs
     if feedback.preflight and not (reward.asks_judge and reward.source == "preference"):
         raise ValueError(
             f"feedback.preflight {feedback.preflight} tries a judge on pairs, and reward.source {reward.source} with "
@@ -266,7 +266,7 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
             f"reward.model resnet18 needs reward_model.image_px >= {RESNET_MIN_PX}, got "
             f"{reward_model.image_px}; smaller images are for reward.model image"
         )
-    # from here on rules about scores
+    # the remaining rules are about scores
     if reward.source != "score":
         return
     if reward_model.label_smoothing:

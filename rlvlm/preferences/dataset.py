@@ -1,4 +1,4 @@
-"""The labels of a run: comparisons, or frames with scores. Filled by the loop, read by the reward model."""
+"""Labels of a run: comparisons, or frames with scores. Filled by the loop, read by the reward model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ class Steps:
     """Inputs of a reward model for each of N steps. True rewards are left out on purpose."""
 
     actions: FloatArray
-    """[N, A]."""
+    """[N, A] actions."""
     next_obs: FloatArray
-    """[N, D] after the action."""
+    """[N, D] observations after the action."""
     snapshots: FloatArray
-    """[N, S] after the action."""
+    """[N, S] snapshots after the action."""
 
     @classmethod
     def of(cls, transitions: Transitions) -> "Steps":
-        """The steps of a batch of transitions."""
+        """Returns the steps of a batch of transitions."""
         return cls(actions=transitions.actions, next_obs=transitions.next_obs, snapshots=transitions.snapshots)
 
     @classmethod
     def of_segments(cls, segments: Sequence[Segment]) -> "Steps":
-        """The steps of segments, one after the other."""
+        """Returns the steps of segments, end to end."""
         columns = {name: [getattr(segment, name) for segment in segments] for name in _STEP_COLUMNS}
         return cls(**{name: np.concatenate(parts) for name, parts in columns.items()})
 
@@ -41,20 +41,20 @@ class Steps:
 
 
 Example = tuple[tuple[Segment, ...], float]
-"""Segments, and what was said about them."""
+"""Segments, and the answer about them as a number in [0, 1]."""
 
 
 def sides_of(question: Pair | Segment) -> tuple[Segment, ...]:
-    """The segments of a question: left and right, or the one to be scored."""
+    """Returns the segments of a question: left and right, or the one to score."""
     return (question.left, question.right) if isinstance(question, Pair) else (question,)
 
 
 def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["drop", "equal"]) -> list[Example]:
-    """The pairs whose labels train, left before right, each with the probability that right is better: 0 or 1.
+    """Returns the pairs with labels to train on, left before right, each with P(right is better): 0 or 1.
 
-    Ties are dropped or train as one half; unread and missing answers never train.
+    Ties are dropped or count as one half; unreadable and missing answers are never trained on.
     """
-    # p_right of the Bradley-Terry loss: what was said, not how sure the teacher was
+    # p_right of the Bradley-Terry loss: the answer itself, not the teacher's confidence
     labels: dict[Label | None, float] = {Label.LEFT: 0.0, Label.RIGHT: 1.0}
     if ties == "equal":
         labels[Label.TIE] = 0.5
@@ -63,17 +63,17 @@ def decided(pairs: Sequence[Pair], verdicts: Sequence[Verdict], ties: Literal["d
 
 
 def scored(segments: Sequence[Segment], scores: Sequence[Score]) -> list[Example]:
-    """The segments whose scores in [0, 1] train; unread and missing answers never do."""
-    # 0 is a score: what is left out is what has none
+    """Returns the segments with scores in [0, 1] to train on, without unreadable and missing answers."""
+    # 0 is a score: only None is left out
     answered = zip(segments, scores, strict=True)
     return [((segment,), score.value) for segment, score in answered if score.value is not None]
 
 
 class Examples:
-    """Segments with what was said about them: comparisons of two, or scores of one.
+    """Segments with answers about them: comparisons of two, or scores of one.
 
     Args:
-        num_sides: S, segments per example.
+        num_sides: number S of segments per example.
     """
 
     def __init__(self, num_sides: int) -> None:
@@ -86,16 +86,16 @@ class Examples:
 
     @property
     def targets(self) -> FloatArray:
-        """[N] what was said, in [0, 1]."""
+        """[N] answers, in [0, 1]."""
         return self._targets.rows
 
     @property
     def segment_steps(self) -> int:
-        """L; the set must not be empty."""
+        """Number L of steps per segment; the set must not be empty."""
         return self._sides["actions"].rows.shape[2]
 
     def add(self, examples: Sequence[Example]) -> int:
-        """Takes examples of S segments of equal length; returns how many these are."""
+        """Adds examples of S segments of equal length, and returns their number."""
         if examples:
             for name in _STEP_COLUMNS:
                 self._append(name, np.array([[getattr(side, name) for side in sides] for sides, _ in examples]))
@@ -103,11 +103,11 @@ class Examples:
         return len(examples)
 
     def steps(self) -> Steps:
-        """All steps of all sides, `[N * S * L]`: example by example, side by side, in time's order."""
+        """Returns all steps of all sides, [N * S * L]: example by example, side by side, in order of time."""
         return Steps(**{name: sides.rows.reshape(-1, sides.rows.shape[-1]) for name, sides in self._sides.items()})
 
     def get_state(self) -> dict[str, Any]:
-        """Copies of the arrays."""
+        """Returns copies of the arrays."""
         state: dict[str, Any] = {name: sides.rows.copy() for name, sides in self._sides.items()}
         return {"sides": state, "targets": self.targets.copy()}
 
@@ -118,8 +118,8 @@ class Examples:
         self._targets.append(state["targets"])
 
     def _append(self, name: str, sides: NDArray[np.float32]) -> None:
-        """Adds `[M, S, L, ...]`; the first call fixes the shape."""
-        # shapes are known with the first examples only
+        """Adds [M, S, L, ...]; the first call fixes the shape."""
+        # shapes are known only with the first examples
         if name not in self._sides:
             self._sides[name] = GrowingArray(sides.shape[1:])
         self._sides[name].append(sides)

@@ -1,4 +1,4 @@
-"""K networks that read the same steps, each image only once and in passes of one size.
+"""K networks that read the same steps, each image only once and in passes of fixed size.
 
 Fitted by the reward model; read by the reward sources and the query strategies.
 """
@@ -21,19 +21,19 @@ from rlvlm.preferences.networks import RewardInput
 def read_in_passes(
     read: Callable[[Tensor], Tensor], rows_of: Callable[[slice], Tensor], num: int, per_pass: int
 ) -> Tensor:
-    """Output of a network for rows, in passes of one size whatever their number: the last one is filled up.
+    """Returns a network's output for rows, in passes of a fixed size: the last one is padded.
 
-    Matrix products choose their kernel by the number of rows, and kernels round differently. With one size, a row comes
-    out the same in whatever company it is read.
+    Matrix products choose their kernel by the number of rows, and kernels round differently. With a fixed size, a row's
+    output does not depend on the other rows.
 
     Args:
-        read: what the network makes of `[per_pass, ...]`.
-        rows_of: the rows in a part of 0 to `num`.
-        num: of rows, >= 1.
-        per_pass: rows read at once.
+        read: network, a function of [per_pass, ...].
+        rows_of: returns the rows in a slice of 0 to `num`.
+        num: number of rows, >= 1.
+        per_pass: rows per pass.
 
     Returns:
-        [num, ...].
+        Outputs [num, ...].
     """
     made = []
     for first in range(0, num, per_pass):
@@ -45,19 +45,19 @@ def read_in_passes(
 
 
 MAX_KNOWN = 65_536
-"""Readings that an ensemble remembers; with its name one takes some 250 bytes, Python's own included."""
+"""Maximum number of cached outputs; with its key one takes about 250 bytes, Python's overhead included."""
 
 
 class Ensemble:
-    """K networks that differ in their first weights; steps that look the same are read once.
+    """K networks with different initial weights; equal steps are read once.
 
-    Code that changes the weights calls `forget`, after which images are read anew.
+    Code that changes the weights must call `forget`, after which images are read anew.
 
     Args:
-        inputs: what the networks look at.
-        num_members: K.
-        rng: of the first weights, on the CPU.
-        device: where the members compute; what they are given and what they say lies on the CPU.
+        inputs: inputs of the networks.
+        num_members: number K of networks.
+        rng: source of the initial weights, on the CPU.
+        device: device of the members; inputs and outputs are on the CPU.
     """
 
     def __init__(
@@ -65,51 +65,51 @@ class Ensemble:
     ) -> None:
         self.inputs = inputs
         self.device = torch.device(device)
-        # first weights come from one generator in the members' order, so a seed gives the same ensemble on
-        # any device
+        # initial weights come from one generator in the members' order, so a seed gives the same ensemble on any device
         self.members = [inputs.build_network(rng).to(self.device) for _ in range(num_members)]
         self._known: dict[bytes, FloatArray] = {}
         self.train(False)
 
     def train(self, is_training: bool) -> None:
-        """Switches all members between training and reading."""
+        """Switches all members between training and evaluation mode."""
         for member in self.members:
             member.train(is_training)
 
     def parameters(self) -> list[nn.Parameter]:
-        """The weights of all members."""
+        """Returns the weights of all members."""
         return [weight for member in self.members for weight in member.parameters()]
 
     def forget(self) -> None:
-        """Forgets what was read, since the weights change."""
+        """Clears the cached outputs, since the weights change."""
         self._known.clear()
 
     def rewards(self, steps: Steps) -> FloatArray:
-        """The members' mean `[N]`."""
+        """Returns the members' mean rewards [N]."""
         first, kind = self.inputs.distinct(steps)
         return self._look_up(steps, first).mean(axis=1)[kind]
 
     def leading_rewards(self, steps: Steps) -> FloatArray:
-        """`rewards` `[M]` of the leading steps, as many as are read within a good half second, M >= 1."""
+        """Returns `rewards` [M] of as many leading steps as are read within about half a second, M >= 1."""
         first, kind = self.inputs.distinct(steps)
         num_kinds = self.inputs.affordable_kinds
-        # all steps up to the first that shows a kind beyond those: they need no further image
+        # all steps up to the first that shows another kind: they need no further image
         num_steps = len(steps) if len(first) <= num_kinds else int(first[num_kinds])
         return self._look_up(steps, first[:num_kinds]).mean(axis=1)[kind[:num_steps]]
 
     def predict(self, steps: Steps) -> FloatArray:
-        """Each member's reward of each step, `[K, N]`."""
+        """Returns each member's reward of each step, [K, N]."""
         first, kind = self.inputs.distinct(steps)
         return self._look_up(steps, first)[kind].T
 
     def features(self, steps: Steps) -> FloatArray:
-        """`[N, E]` what the first member sees in each step: its last layer's input, or its scaled state."""
+        """Returns [N, E] features of the first member: its last layer's input, or its scaled state."""
         first, kind = self.inputs.distinct(steps)
         return self._read(lambda rows: self.members[0].features(rows.to(self.device)), steps, first)[kind]
 
     def rows(self, examples: Examples) -> tuple[Tensor, Tensor]:
-        """Inputs of the networks for all examples: rows `[U, ...]`, and `[N, S, L]` which one each step shows; both on
-        the members' device.
+        """Returns the networks' inputs for all examples.
+
+        These are rows [U, ...], and the row of each step, [N, S, L]; both on the members' device.
         """
         steps = examples.steps()
         first, kind = self.inputs.distinct(steps)
@@ -117,7 +117,7 @@ class Ensemble:
         return self.inputs.rows(steps, first).to(self.device), indices.to(self.device)
 
     def mean_returns(self, rows: Tensor, indices: Tensor) -> Tensor:
-        """The members' mean return `[N, S]` of sides, `rows` at `indices` `[N, S, L]`."""
+        """Returns the members' mean return [N, S] of sides: the sum of `rows` at `indices` [N, S, L]."""
         # each image once, in however many sides it is shown
         shown, index = indices.unique(return_inverse=True)
         rewards = read_in_passes(
@@ -126,7 +126,7 @@ class Ensemble:
         return rewards.mean(dim=1)[index].sum(-1)
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Copies of the members' weights, as arrays."""
+        """Returns copies of the members' weights, as arrays."""
         return [network_state(member) for member in self.members]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
@@ -135,10 +135,10 @@ class Ensemble:
         self.forget()
 
     def _look_up(self, steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
-        """Each member's reward `[U, K]` of chosen steps `[U]`; images are read when first met after a fit.
+        """Returns each member's reward [U, K] of chosen steps [U]; new images are read.
 
-        A reading depends on its image alone, not on when or in what company it was read. So remembering only saves
-        work: it is no part of a run's state, and a reading in between changes nothing.
+        An output depends on its image alone. So the cache only saves work: it is no part of a run's state, and reading
+        in between changes nothing.
         """
         names = self.inputs.names(steps, chosen)
         if names is None:
@@ -146,7 +146,7 @@ class Ensemble:
         readings = [self._known.get(name) for name in names]
         unknown = [index for index, reading in enumerate(readings) if reading is None]
         if unknown:
-            # all at once: which readings come again cannot be known, and a fit forgets them all anyway
+            # all at once: it is unknown which outputs recur, and a fit clears them all anyway
             if len(self._known) + len(unknown) > MAX_KNOWN:
                 self._known.clear()
             made = self._read(self._every_member, steps, chosen[np.array(unknown, np.int64)])
@@ -155,13 +155,13 @@ class Ensemble:
         return np.array(readings, np.float32)
 
     def _read(self, read: Callable[[Tensor], Tensor], steps: Steps, chosen: NDArray[np.int64]) -> FloatArray:
-        """`[M, ...]` what `read` makes of the chosen steps `[M]`."""
+        """Returns the outputs [M, ...] of `read` for the chosen steps [M]."""
         made = read_in_passes(
             read, lambda part: self.inputs.rows(steps, chosen[part]), len(chosen), self.inputs.rows_per_pass
         )
         return made.cpu().numpy()
 
     def _every_member(self, rows: Tensor) -> Tensor:
-        """`[M, K]` what each member makes of `rows` `[M, ...]`."""
+        """Returns each member's output [M, K] for `rows` [M, ...]."""
         rows = rows.to(self.device)
         return torch.stack([member(rows) for member in self.members], dim=1)

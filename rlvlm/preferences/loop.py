@@ -1,4 +1,4 @@
-"""When a teacher is asked and what follows: draw, ask, record, store, fit. Made and called by the algorithm."""
+"""Sessions of a teacher: draw, ask, record, store, fit. Built and called by the algorithm."""
 
 import logging
 import math
@@ -30,9 +30,9 @@ from rlvlm.vlms.devices import pick_device
 logger = logging.getLogger(__name__)
 
 _IMAGE_BYTES = 600_000_000
-"""Memory for images at the reward model's size, touched only as images come: a visible robot makes many."""
+"""Memory for images at the reward model's size, used only as images come: a visible robot makes many."""
 _LEARNING: dict[str, Any] = {"preference": (PairQueries, PREFERENCE), "score": (ScoreQueries, SCORE)}
-"""By source: what is asked about, and what the answers say about rewards."""
+"""For each source, its kind of queries and the objective of their answers."""
 
 
 class FeedbackLoop(Stateful):
@@ -42,20 +42,20 @@ class FeedbackLoop(Stateful):
     arXiv:2402.03681. Departures:
 
     1. Questions whose images show nothing new are drawn again before the teacher is asked, and cost no budget.
-    2. A session that yields no label is no error: nothing is fitted, and the next one comes on schedule.
+    2. A session without a label is no error: nothing is fitted, and the next session comes on schedule.
     3. With `FeedbackConfig.ahead` the answers of a session are used at the next one, those of the last at once.
-    4. The teacher is not asked at the run's end, where nothing would train on the answers.
-    5. A person is not waited for. Answers are used as soon as a tenth of a session has come, or all that are open; no
+    4. The teacher is not asked at the run's end, since nothing would train on the answers.
+    5. The run does not wait for a person. Answers are used once a tenth of a session has come, or all open ones; no
        session is drawn while `FeedbackConfig.queries` questions are open.
 
     Args:
-        teacher: answers.
-        queries: draws the questions and keeps the answers.
-        model: fitted to them.
-        config: when and about what the teacher is asked.
-        seed: of the draws.
-        total_steps: env steps of the run, at whose end the teacher is not asked; None where it has no end.
-        has_progress: whether the env measures progress; else answers are held against true returns.
+        teacher: teacher to ask.
+        queries: draws the questions and stores the answers.
+        model: reward model fitted to the answers.
+        config: schedule and choice of the queries.
+        seed: seed of the draws.
+        total_steps: env steps of the run, at whose end the teacher is not asked; None for an endless run.
+        has_progress: whether the env measures progress; otherwise answers are compared with true returns.
     """
 
     STATE = {
@@ -90,7 +90,7 @@ class FeedbackLoop(Stateful):
         self._counts = FeedbackCounts()
         self._records: list[Record] = []
         self.num_sessions = 0
-        """Sessions held so far."""
+        """Number of sessions so far."""
         self._next_step = config.first_step
         self._end = math.inf if total_steps is None else total_steps
         self.source = LearnedReward(model)
@@ -98,18 +98,18 @@ class FeedbackLoop(Stateful):
         teacher.disagreement = self._disagreement
 
     def add(self, trajectory: Trajectory) -> None:
-        """Remembers a finished episode; the oldest beyond `recent_episodes` is forgotten."""
+        """Adds a finished episode; drops the oldest beyond `recent_episodes`."""
         self._recent.append(trajectory)
 
     def is_due(self, env_steps: int) -> bool:
-        """Whether a session is to be held now, or answers of a person are to be used."""
+        """Returns whether to draw a session now, or to use answers of a person."""
         num_ready, config = self._asking.num_ready, self._config
         # a fit takes as long as some answers, so a few are used together; the last ones need not wait for more
         has_answers = num_ready >= max(config.queries // 10, 1) or 0 < num_ready == self._asking.num_open
         return self._draws(env_steps) or (has_answers and env_steps < self._end)
 
     def _draws(self, env_steps: int) -> bool:
-        """Whether questions are to be drawn: on schedule, within the budget, with something to draw from, and with
+        """Returns whether to draw questions now: on schedule, within the budget, with long enough episodes, and with
         fewer questions open for a person than a session has.
         """
         config = self._config
@@ -119,15 +119,15 @@ class FeedbackLoop(Stateful):
         return self._next_step <= env_steps < self._end and has_room and has_segments
 
     def steps_to_session(self, env_steps: int) -> int | None:
-        """Env steps until the next one, >= 0; None where the budget or the run ends before, or a person is behind."""
+        """Returns the env steps until the next session; None if budget or run end before, or a person is behind."""
         is_full = self._num_asked >= self._config.max_queries or self._asking.num_open >= self._config.queries
         if is_full or self._next_step >= self._end:
             return None
         return max(self._next_step - env_steps, 0)
 
     def run_session(self, env_steps: int) -> dict[str, float]:
-        """Holds a session where one is due, uses what a person has answered, and returns metrics: counts and accuracy
-        of the whole run, the rest of this session.
+        """Draws a session if one is due, uses a person's new answers, and returns metrics: counts and accuracy of the
+        whole run, the rest of this session.
 
         Raises:
             JudgeUnavailable: the teacher does not answer or cannot be understood. The session stays due.
@@ -156,28 +156,28 @@ class FeedbackLoop(Stateful):
         )
 
     def _ask(self, env_steps: int) -> tuple[list[Session], int]:
-        """Draws a session and asks the teacher; returns what is answered by now, and the step of the next session."""
+        """Draws a session and asks the teacher; returns the answered sessions, and the step of the next one."""
         config, queries = self._config, self._queries
-        # before the draw: thresholds of a simulated teacher are shares of what the present policy gets
+        # before the draw: thresholds of a simulated teacher are shares of the current policy's return
         self._teacher.inform(self._recent)
-        # the last session may be smaller: the budget is of the whole run
+        # the last session may be smaller: the budget covers the whole run
         wanted = min(config.queries - self._asking.num_open, config.max_queries - self._num_asked)
         questions, num_look_alike = queries.draw(self._recent, wanted, self._rng)
         session = Session(
             number=self.num_sessions, env_steps=env_steps, questions=questions, num_look_alike=num_look_alike
         )
         answered = self._asking.put(session)
-        # the first point of the schedule after now: points that went by without a session are not made up for
+        # the next point of the schedule: points that passed without a session are not made up for
         periods = (env_steps - config.first_step) // config.every_steps + 1
         next_step = config.first_step + periods * config.every_steps
         if next_step >= self._end or self._num_asked >= config.max_queries:
-            answered += self._asking.finish()  # no later session could use what this one asked ahead
+            answered += self._asking.finish()  # no later session could use the answers
         return answered, next_step
 
     def finish(self, env_steps: int) -> dict[str, float]:
-        """Waits for a judge's answers that are still to come and records them, with those of a person that have come;
-        nothing is fitted any more. Says how many questions are left to a person, and returns what that changes in the
-        metrics.
+        """Waits for a judge's pending answers, and records them together with a person's new ones, without another fit.
+
+        Logs the number of questions left to a person, and returns the metrics that this changes.
 
         Raises:
             JudgeUnavailable: as in `run_session`.
@@ -188,13 +188,13 @@ class FeedbackLoop(Stateful):
         return self._counts.metrics() | self._open_metrics() if self._teacher.asks_person else {}
 
     def drain_records(self) -> list[Record]:
-        """The records since the last call. They are not part of the state: write them before saving it."""
+        """Returns the records since the last call. They are not part of the state: write them before saving it."""
         records, self._records = self._records, []
         return records
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that `set_state` needs to go on exactly; the episodes end to end, one array per field."""
-        # one array per field for all episodes: a hundred small arrays each would make as many files in the archive
+        """Returns everything that `set_state` needs to continue exactly; episodes end to end, one array per field."""
+        # one array per field for all episodes: hundreds of small arrays would make as many files in the archive
         columns = [column.name for column in fields(Trajectory) if column.name != "terminated"]
         recent = {
             "lengths": [len(episode) for episode in self._recent],
@@ -206,7 +206,7 @@ class FeedbackLoop(Stateful):
         return super().get_state() | {"recent": recent}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned, in a loop built from the same configs; undrained records are gone."""
+        """Restores what `get_state` returned, in a loop built from the same configs; undrained records are lost."""
         super().set_state(state)
         ends = np.cumsum(state["recent"]["lengths"])[:-1].astype(int)
         parts = {name: np.split(array, ends) for name, array in state["recent"]["arrays"].items()}
@@ -217,22 +217,22 @@ class FeedbackLoop(Stateful):
         self._records = []
 
     def _open_metrics(self) -> dict[str, float]:
-        """How many questions are open, where a person is asked."""
+        """Returns the number of open questions if a person is asked."""
         return {metrics.QUERIES_OPEN: float(self._asking.num_open)} if self._teacher.asks_person else {}
 
     def _disagreement(self, questions: Sequence[Any]) -> NDArray[np.float64]:
-        """[N] how far the reward model's members are apart about each question; 0 before the first fit."""
+        """Returns [N] disagreements of the reward model's members about each question; 0 before the first fit."""
         if not self._model.num_fits or not questions:
             return np.zeros(len(questions))
         return disagreement(Candidates(questions, self._model.ensemble, self._queries.examples).returns)
 
     @property
     def _num_asked(self) -> int:
-        """Queries of the whole run, those still unanswered among them."""
+        """Queries of the whole run, including unanswered ones."""
         return self._counts.num_asked + self._asking.num_pending
 
     def _store(self, answered: Sequence[Session], env_steps: int) -> int:
-        """Records and stores answers; returns how many of them train, from `env_steps` on."""
+        """Records and stores answers; returns how many of them are trained on, from `env_steps` on."""
         num_stored = 0
         for session in answered:
             num, num_asked = len(session.answers), len(session.questions)
@@ -243,14 +243,14 @@ class FeedbackLoop(Stateful):
             self._records += records
             self._counts.count(records, session.num_look_alike, by_person=session.by_person)
             num_stored += self._queries.add(part.questions, part.answers)
-            # what a judge said of a query that a person is to answer is recorded, and does not train
+            # a judge's answer to a query for a person is recorded, but not trained on
             deferred = {i: answer for i, answer in enumerate(session.answers) if isinstance(answer, Deferred)}
             firsts = {i: answer.first for i, answer in deferred.items() if answer.first is not None}
             self._records += self._recorded(session.part(list(firsts), list(firsts.values())))
         return num_stored
 
     def _recorded(self, session: Session) -> list[Any]:
-        """The records of a session's answers."""
+        """Returns the records of a session's answers."""
         return record_answers(
             session.questions, session.answers, env_step=session.env_steps, session=session.number,
             timestamp=time.time(), indices=session.indices, has_progress=self._has_progress,
@@ -267,21 +267,21 @@ def build_loop(
     seed: int,
     total_steps: int | None = None,
 ) -> FeedbackLoop:
-    """A loop with a fresh reward model.
+    """Returns a loop with a new reward model.
 
     Args:
         env: draws images; may be a training env, which is not disturbed.
         teacher: from `teachers.build_teacher`.
-        reward: its source is one that learns, and says from what; its model what the ensemble looks at.
-        feedback: when and about what the teacher is asked.
-        reward_model: the ensemble.
-        seed: of draws, weights and shuffling.
-        total_steps: env steps of the run; None where it has no end.
+        reward: source to learn, and kind of reward model.
+        feedback: schedule and choice of the queries.
+        reward_model: settings of the ensemble.
+        seed: seed of draws, weights and shuffling.
+        total_steps: env steps of the run; None for an endless run.
     """
     make_queries, objective = _LEARNING[reward.source]
     image_bytes = 3 * reward_model.image_px**2
     frames = FrameStore(env, reward_model.image_px, max(_IMAGE_BYTES // image_bytes, 1))
-    # two streams, so that a change of the draws leaves the weights as they were, and the other way round
+    # two streams, so that a change of the draws leaves the weights unchanged, and vice versa
     seeds = np.random.SeedSequence(seed).generate_state(2)
     inputs = reward_input(env, frames, reward, reward_model)
     model = RewardModel(

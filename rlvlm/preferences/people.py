@@ -1,7 +1,8 @@
-"""Teachers that ask a person, who answers when there is time: a person alone, or beside a judge. Built by the switch.
+"""Teachers that ask a person, who answers when there is time: a person alone, or beside a judge. Built by
+`make_teacher`.
 
-The run does not wait. What a person has not answered yet is `Deferred`; the loop looks after every turn of acting
-whether answers have come (`asking.TeacherQueue.num_ready`).
+The run does not wait. A person's pending answers are `Deferred`; after every rollout the loop checks for new answers
+(`asking.TeacherQueue.num_ready`).
 """
 
 import math
@@ -24,11 +25,11 @@ class Person(Protocol):
     """Shows queries to a person, who answers them in any order, at any time: `judges.human.HumanJudge`."""
 
     def ask(self, queries: Sequence[Query], /) -> None:
-        """Shows the queries to the person; one that was shown before is not shown again."""
+        """Shows the queries to the person; a repeated query is not shown again."""
         ...
 
     def find(self, questions: Sequence[Question], /) -> list[Verdict | None]:
-        """The answers to queries that were asked, in order; None for those that are still open."""
+        """Returns the answers to earlier queries, in order; None for open ones."""
         ...
 
 
@@ -36,10 +37,10 @@ class PersonTeacher(Teacher):
     """Defers every query to a person.
 
     Args:
-        person: is shown the queries.
-        frames: draws images at the size that a judge is shown.
-        goal: what the queries are about.
-        goal_picture: [1, H, W, 3] the scene with the goal reached, where the person is to be shown one.
+        person: shows the queries.
+        frames: draws images at the judge's size.
+        goal: goal in the queries.
+        goal_picture: [1, H, W, 3] image of the reached goal to show; None shows none.
     """
 
     asks_person = True
@@ -51,7 +52,7 @@ class PersonTeacher(Teacher):
         self._goal_picture = goal_picture
 
     def answer(self, questions: Sequence[Pair]) -> list[Deferred]:
-        """A `Deferred` for each query."""
+        """Returns a `Deferred` for each query."""
         return [Deferred() for _ in questions]
 
     def follow(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | None]]:
@@ -59,20 +60,20 @@ class PersonTeacher(Teacher):
         about = {"goal": self._goal, "goal_picture": self._goal_picture}
         queries = [Query(left=left, right=right, **about) for left, right in sides]
         self._person.ask(queries)
-        # digests and not images are kept while the person thinks, which may be for hours
+        # digests and not images are kept while the person takes time, which may be hours
         asked = [describe(query)[0] for query in queries]
         return lambda: self._person.find(asked)
 
 
 class MixedTeacher(Teacher):
-    """Asks a judge about every query, and a person about those on which the judge is least to be trusted.
+    """Asks a judge about every query, and a person about those on which the judge is least reliable.
 
-    At most a `share` of a session waits for the person at any time, so that a person who is away delays nothing.
+    At most a `share` of a session waits for the person at any time, so that an absent person delays nothing.
 
     Args:
-        judge: answers every query at once; what it says of a query that goes to the person does not train.
-        person: answers the others, at once or later.
-        config: whom to ask about what, and how often.
+        judge: answers every query at once; its answers to the person's queries are not trained on.
+        person: answers its queries, at once or later.
+        config: share and budget of the person's queries.
     """
 
     asks_person = True
@@ -89,16 +90,16 @@ class MixedTeacher(Teacher):
         self._person = person
         self._config = config
         self._num_asked = self._num_answered = 0
-        """Queries put to the person, and those of them that were answered."""
+        """Number of queries put to the person, and number of answered ones."""
         self._seconds = 0.0
-        """What the person's answers took."""
+        """Total time of the person's answers, in seconds."""
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
         for teacher in (self._judge, self._person):
             teacher.inform(recent)
 
     def answer(self, questions: Sequence[Pair]) -> list[Verdict | Deferred]:
-        """The judge's verdicts, and a `Deferred` where the person is asked."""
+        """Returns the judge's verdicts, or `Deferred` for the person's queries."""
         return self.prepare(questions)()
 
     def prepare(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | Deferred]]:
@@ -125,17 +126,17 @@ class MixedTeacher(Teacher):
 
 
 def most_doubtful(verdicts: Sequence[Verdict], disagreement: NDArray[np.float64], num: int) -> NDArray[np.int64]:
-    """The queries on which a judge is least to be trusted.
+    """Returns the queries on which a judge is least reliable.
 
     Args:
-        verdicts: [N] of the judge.
-        disagreement: [N] how far the reward model's members are apart about each.
-        num: of queries wanted.
+        verdicts: [N] the judge's verdicts.
+        disagreement: [N] disagreement of the reward model's members about each query.
+        num: number of queries to return.
 
     Returns:
         [min(num, N)] indices: first the queries whose votes are split (the two orders disagree) or that have no label
-        (unreadable or missing), then the others; within both those with more disagreement first, and among equals in
-        the order in which they were drawn.
+        (unreadable or missing), then the others; within each group by falling disagreement, and among equals in the
+        order in which they were drawn.
     """
     is_decided = [verdict.label is not None and not verdict.is_split for verdict in verdicts]
     return np.lexsort((-disagreement, np.array(is_decided)))[:num]
@@ -144,20 +145,20 @@ def most_doubtful(verdicts: Sequence[Verdict], disagreement: NDArray[np.float64]
 def make_teacher(
     reward: StepRewardConfig, feedback: FeedbackConfig, person: Teacher | None, *, seed: int, **options: Any
 ) -> Teacher:
-    """The teacher of a run, people included.
+    """Returns the teacher of a run, people included.
 
     Args:
-        reward: names it.
-        feedback: weaknesses of simulated teachers, and whom the teacher mixed asks about what.
-        person: a `PersonTeacher`, where a real person is asked.
-        seed: of chance and of simulated weaknesses.
-        options: of `build_teacher`: judge, frames, goal and task.
+        reward: names the teacher.
+        feedback: weaknesses of simulated teachers, and the person's share for the teacher mixed.
+        person: a `PersonTeacher`, if a real person is asked.
+        seed: seed of chance and of simulated weaknesses.
+        options: options of `build_teacher`: judge, frames, goal and task.
 
     Raises:
         ValueError, UsageError: as `build_teacher` does.
     """
     if reward.teacher == "mixed" and feedback.mixed.person == "simulated":
-        # a stream of its own, or a simulated judge and person would err about the same queries
+        # a separate stream, or a simulated judge and person would err about the same queries
         own_seed = int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0])
         person = SimulatedTeacher(feedback.mixed.simulated, own_seed, "simulated person")
     if not reward.may_ask_person:
@@ -170,7 +171,7 @@ def make_teacher(
 
 
 def compares_progress(reward: StepRewardConfig, feedback: FeedbackConfig) -> bool:
-    """Whether a teacher of the run needs an env that measures progress."""
+    """Returns whether a teacher of the run needs an env that measures progress."""
     simulated = {"simulated": feedback.simulated} if reward.first_teacher == "simulated" else {}
     if reward.teacher == "mixed" and feedback.mixed.person == "simulated":
         simulated["person"] = feedback.mixed.simulated

@@ -1,10 +1,10 @@
-"""Questions to a teacher: questions drawn from episodes, those worth asking, and the answers. Used by the loop.
+"""Queries to a teacher: draws questions from episodes, chooses those worth asking, and stores the answers. Used by the
+loop.
 
-A question is a pair of segments to be compared, or a single frame to be scored. Sources of the sampling: Lee et al.
-2021 (PEBBLE), arXiv:2106.05091, sec. 4.2, and its code in Lee et al. 2021 (B-Pref), arXiv:2111.03026: disagreement,
-entropy and k-center over ten times as many candidates as there are questions. Departures: they work on images as
-well, and k-center runs in the space of the model's features where it looks at images, of its scaled inputs where it
-looks at states.
+A question is a pair of segments to compare, or a single frame to score. Sources of the sampling: Lee et al. 2021
+(PEBBLE), arXiv:2106.05091, sec. 4.2, and its code in Lee et al. 2021 (B-Pref), arXiv:2111.03026: disagreement, entropy
+and k-center over ten times as many candidates as questions. Departures: they work on images as well, and k-center runs
+in the space of the model's features for images, of its scaled inputs for states.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,17 +30,17 @@ from rlvlm.preferences.reward_model import RewardModel
 Question = TypeVar("Question", Pair, Segment)
 
 _ROUNDS = 100
-"""How often questions that are not worth asking are replaced."""
+"""Rounds in which questions that are not worth asking are replaced."""
 
 
 def draw_segments(lengths: Sequence[int], num: int, segment_steps: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Segments drawn uniformly, with replacement, from all there are; each episode's last frame included.
+    """Draws segments uniformly, with replacement, from all segments; each episode's last frame included.
 
     Args:
-        lengths: steps of each episode.
-        num: segments to draw.
-        segment_steps: L, >= 1.
-        rng: drawn from once.
+        lengths: number of steps of each episode.
+        num: number of segments to draw.
+        segment_steps: length L, >= 1.
+        rng: source of the draws, used once.
 
     Returns:
         [num, 2] index of the episode and first step of each segment.
@@ -61,8 +61,9 @@ def draw_segments(lengths: Sequence[int], num: int, segment_steps: int, rng: np.
 def draw_pairs(
     trajectories: Sequence[Trajectory], num: int, segment_steps: int, rng: np.random.Generator, path_moments: int = 0
 ) -> list[Pair]:
-    """Pairs whose two sides are independent uniform draws from all segments of `trajectories`; each has so many moments
-    of the way there.
+    """Draws pairs whose sides are independent and uniform over all segments of `trajectories`.
+
+    Each side has `path_moments` moments before its end, for the hand's path.
 
     Raises:
         ValueError: no trajectory is as long as a segment.
@@ -76,7 +77,7 @@ def draw_pairs(
 
 
 def look_alike(pairs: Sequence[Pair], frames: FrameStore) -> NDArray[np.bool_]:
-    """[N] whether left and right of each pair show the same images, step by step: nothing there to compare."""
+    """Returns [N] whether both sides of a pair show the same images at each step: nothing to compare."""
     if not pairs:
         return np.zeros(0, np.bool_)
     snapshots = np.array([(pair.left.snapshots, pair.right.snapshots) for pair in pairs])  # [N, 2, L, S]
@@ -86,7 +87,7 @@ def look_alike(pairs: Sequence[Pair], frames: FrameStore) -> NDArray[np.bool_]:
 
 
 def disagreement(returns: FloatArray) -> NDArray[np.float64]:
-    """How far the members are apart about each candidate.
+    """Returns the disagreement of the members about each candidate.
 
     Args:
         returns: [K, N, S] predicted returns of its sides.
@@ -100,18 +101,18 @@ def disagreement(returns: FloatArray) -> NDArray[np.float64]:
 
 
 def entropy(returns: FloatArray) -> NDArray[np.float64]:
-    """[N] how unsure the members are about each pair, nats: the mean of their entropies; `returns` are [K, N, 2]."""
+    """Returns [N] mean entropies of the members' predictions about each pair, in nats; `returns` are [K, N, 2]."""
     p = np.clip(expit((returns[..., 1] - returns[..., 0]).astype(np.float64)), 1e-12, 1 - 1e-12)
     return -(p * np.log(p) + (1 - p) * np.log(1 - p)).mean(axis=0)
 
 
 def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray[np.int64]:
-    """A greedy k-center: one after the other the point that is farthest from everything chosen so far.
+    """Returns a greedy k-center: repeatedly the point that is farthest from all chosen ones.
 
     Args:
         points: [N, E] candidates.
-        centres: [M, E] chosen before; M may be 0, then the first point comes first.
-        num: <= N.
+        centres: [M, E] points chosen before; if M is 0, the first point comes first.
+        num: number of points to choose, <= N.
 
     Returns:
         [num] indices in `points`, ascending.
@@ -130,16 +131,16 @@ def farthest_first(points: FloatArray, centres: FloatArray, num: int) -> NDArray
     for _ in range(num):
         chosen.append(int(nearest.argmax()))
         nearest = np.minimum(nearest, squared_distances(points[chosen[-1]]))
-        nearest[chosen] = -1.0  # never twice, not even where points coincide
+        nearest[chosen] = -1.0  # never twice, even if points coincide
     return np.sort(np.array(chosen, np.int64))
 
 
 class Candidates(Generic[Question]):
-    """Questions that were drawn, and what the reward model makes of them, computed when it is asked for.
+    """Candidate questions with the reward model's outputs for them, computed on demand.
 
     Args:
         questions: N pairs or single segments, all of one length.
-        ensemble: fitted at least once; each distinct image is read once.
+        ensemble: ensemble fitted at least once; each distinct image is read once.
         known: questions answered before.
     """
 
@@ -161,12 +162,12 @@ class Candidates(Generic[Question]):
 
     @cached_property
     def points(self) -> FloatArray:
-        """[N, S * E] each question as a point: the mean features of each side's steps, end to end."""
+        """[N, S * E] each question as a point: the mean features of each side's steps, concatenated."""
         return self._embed(self._steps)
 
     @cached_property
     def known_points(self) -> FloatArray:
-        """[M, S * E] likewise the questions that were answered before."""
+        """[M, S * E] points of the questions that were answered before."""
         return self._embed(self._known.steps())
 
     def _embed(self, steps: Steps) -> FloatArray:
@@ -178,13 +179,13 @@ class Candidates(Generic[Question]):
 
 
 Strategy = Callable[[Candidates[Any], int], NDArray[np.int64]]
-"""Chooses `num` of N candidates to ask about: their indices [num]."""
+"""Chooses `num` of N candidates to ask about, and returns their indices [num]."""
 STRATEGIES: dict[str, Strategy] = {}
-"""By name, as `feedback.sampling` has it."""
+"""Strategies by name, as in `feedback.sampling`."""
 
 
 def query_strategy(name: str) -> Callable[[Strategy], Strategy]:
-    """Registers the decorated function under `name`."""
+    """Returns a decorator that registers a function under `name`."""
 
     def register(strategy: Strategy) -> Strategy:
         STRATEGIES[name] = strategy
@@ -194,7 +195,7 @@ def query_strategy(name: str) -> Callable[[Strategy], Strategy]:
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy of that name, or `module:FUNCTION` of the user's own.
+    """Returns the strategy of that name, or the user's own for `module:FUNCTION`.
 
     Raises:
         UsageError: there is none, or it takes other arguments than candidates and a number.
@@ -204,7 +205,7 @@ def find_strategy(name: str) -> Strategy:
 
 
 def highest(values: NDArray[np.floating[Any]], num: int) -> NDArray[np.int64]:
-    """[num] indices of the largest of `values` [N], ascending; among equals the earlier ones."""
+    """Returns the [num] indices of the largest of `values` [N], ascending; among equals the earlier ones."""
     return np.sort(np.argsort(-values, kind="stable")[:num])
 
 
@@ -231,17 +232,17 @@ def _by_k_center(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
 def choose(
     candidates: list[Question], num: int, *, sampling: str, ensemble: Ensemble, known: Examples
 ) -> list[Question]:
-    """The `num` candidates to ask about, in the order in which they were drawn; all where there are no more.
+    """Returns the `num` candidates to ask about, in the order in which they were drawn; all if there are no more.
 
     Args:
-        candidates: segments of one length.
-        num: >= 1.
-        sampling: the strategy's name; uniform takes the first ones.
-        ensemble: fitted at least once unless sampling is uniform.
+        candidates: pairs or segments of one length.
+        num: number to choose, >= 1.
+        sampling: name of the strategy; uniform takes the first ones.
+        ensemble: ensemble fitted at least once unless sampling is uniform.
         known: questions answered before.
 
     Raises:
-        UsageError: a strategy of the user's own chose other indices than `num` different ones of the candidates.
+        UsageError: a user's strategy did not return `num` different indices of candidates.
     """
     if len(candidates) <= num:
         return candidates
@@ -257,12 +258,12 @@ def choose(
 
 
 class PairQueries(Stateful):
-    """Pairs of segments that a teacher compares: draws those whose sides look different, keeps the decided ones.
+    """Pairs of segments that a teacher compares: draws pairs whose sides look different, stores the decided ones.
 
     Args:
-        frames: finds which snapshots look alike; any size will do.
-        model: says which candidates are worth asking about, where `config.sampling` wants that.
-        config: how pairs are drawn and ties are treated.
+        frames: finds equal images; any size will do.
+        model: rates the candidates, if `config.sampling` needs that.
+        config: sampling of pairs and handling of ties.
     """
 
     count = metrics.COMPARISONS
@@ -275,13 +276,13 @@ class PairQueries(Stateful):
         self.examples = Examples(num_sides=2)
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Pair], int]:
-        """Up to `num` pairs worth asking about, and how many were drawn that look alike."""
+        """Returns up to `num` pairs worth asking about, and how many drawn pairs looked alike."""
         config = self._config
         wanted = num * config.pool_factor(self._model.num_fits)
         kept: list[Pair] = []
         num_drawn = 0
         for _ in range(_ROUNDS):
-            # again and again, but not for ever: episodes in which nothing moves have no pair worth asking
+            # repeated, but not for ever: episodes in which nothing moves have no pair worth asking
             drawn = draw_pairs(recent, wanted - len(kept), config.segment_steps, rng, self._frames.path_moments)
             num_drawn += len(drawn)
             kept += [pair for pair, is_dull in zip(drawn, look_alike(drawn, self._frames), strict=True) if not is_dull]
@@ -292,16 +293,16 @@ class PairQueries(Stateful):
         return choose(kept, num, sampling=config.sampling, ensemble=ensemble, known=self.examples), num_look_alike
 
     def add(self, questions: Sequence[Pair], answers: Sequence[Verdict]) -> int:
-        """Keeps the labels that train; returns how many these are."""
+        """Stores the labels to train on, and returns their number."""
         return self.examples.add(decided(questions, answers, self._config.ties))
 
 
 class ScoreQueries(Stateful):
-    """Single frames that a teacher scores: draws those whose image was not scored before, keeps the scored ones.
+    """Single frames that a teacher scores: draws frames whose image was not scored before, stores the scored ones.
 
     Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
-    one, and not as pairs of which one side is thrown away; no image is scored twice, since a judge would say the
-    same again, and each new image is as likely as any other, however often it was met.
+    one, and not as pairs with one side discarded; no image is scored twice, since a judge would repeat itself, and all
+    new images are equally likely, however often they occurred.
 
     Args:
         frames, model, config: as in `PairQueries`.
@@ -318,7 +319,7 @@ class ScoreQueries(Stateful):
         self.examples = Examples(num_sides=1)
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Segment], int]:
-        """Up to `num` frames whose images are new, each image equally likely; nothing is drawn in vain (0)."""
+        """Returns up to `num` frames with new images, each image equally likely; and 0, as none is discarded."""
         config = self._config
         snapshots = np.concatenate([trajectory.snapshots for trajectory in recent])
         first, _ = self._frames.distinct(snapshots)
@@ -326,7 +327,7 @@ class ScoreQueries(Stateful):
         # one row per image: an image that fills fifty episodes is as likely as a rare one
         new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
         rows = rng.permutation(new)[: num * config.pool_factor(self._model.num_fits)].astype(np.int64)
-        # back from rows of all episodes end to end to an episode and its step
+        # from rows of all episodes end to end back to an episode and its step
         ends = np.cumsum([len(trajectory) for trajectory in recent])
         episodes = ends.searchsorted(rows, side="right")
         steps = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
@@ -338,14 +339,14 @@ class ScoreQueries(Stateful):
         return frames, 0
 
     def add(self, questions: Sequence[Segment], answers: Sequence[Score]) -> int:
-        """Keeps the scores that train, and returns how many these are; what was not answered may be asked again."""
+        """Stores the scores to train on, and returns their number; failed questions may be asked again."""
         failed = [frame for frame, score in zip(questions, answers, strict=True) if score.status is Status.FAILED]
-        # an outage is no answer: the image may be asked about again
+        # a failure is no answer: the image may be asked about again
         self._asked.difference_update(self._keys(failed))
         return self.examples.add(scored(questions, answers))
 
     def get_state(self) -> dict[str, Any]:
-        # sorted, since a set's order changes from process to process and checkpoints are to be equal
+        # sorted, since a set's order differs between processes and checkpoints should be equal
         asked = np.frombuffer(b"".join(sorted(self._asked)), np.uint8)
         asked = asked.reshape(len(self._asked), len(asked) // max(len(self._asked), 1))
         return super().get_state() | {"asked": asked}

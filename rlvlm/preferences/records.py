@@ -1,6 +1,6 @@
-"""Questions and answers, with the truth beside them: one record per answer, and the run's counts.
+"""Questions and answers with the truth beside them: one record per answer, and the run's counts.
 
-Filled by the loop, or by the log of a judge that rewards directly; written down by runs/.
+Filled by the loop, or by the log of a judge that rewards directly; written to disk by runs/.
 """
 
 import math
@@ -29,14 +29,14 @@ _METRIC = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryRecord:
-    """One query of the run; the truth beside the answer is that of its segments."""
+    """One query of the run; its segments hold the truth."""
 
     env_step: int
-    """Env steps done when it was asked."""
+    """Env steps done when the query was asked."""
     session: int
-    """From 0."""
+    """Index of the session, from 0."""
     index: int
-    """Within the session, from 0."""
+    """Index within the session, from 0."""
     timestamp: float
     """Unix time of the answer, seconds."""
     pair: Pair
@@ -44,11 +44,11 @@ class QueryRecord:
     has_progress: bool = True
     """Whether the env measures progress."""
     used_step: int | None = None
-    """Env steps done when the answer began to train; None where it does not, because a person was asked after it."""
+    """Env steps done when the answer was first trained on; None if it was not, since a person was asked after it."""
 
     @property
     def progress(self) -> tuple[float, float] | None:
-        """Mean true progress of left and right, in [0, 1]; None where the env measures none."""
+        """Mean true progress of left and right, in [0, 1]; None if the env measures none."""
         if not self.has_progress:
             return None
         return float(self.pair.left.progress.mean()), float(self.pair.right.progress.mean())
@@ -60,8 +60,8 @@ class QueryRecord:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the label names the side with more true progress, or with the larger true return where the env
-        measures no progress; None when nothing was decided or the truth is a tie.
+        """Whether the label names the side with more true progress, or with the larger true return if the env measures
+        no progress; None if nothing was decided or the truth is a tie.
         """
         left, right = self.progress or self.returns
         outcome = label_outcome(str(self.verdict.label or ""), right - left)
@@ -81,10 +81,10 @@ def record_answers(
     indices: Sequence[int] | None = None,
     has_progress: bool = True,
 ) -> list[Any]:
-    """The records of one session in order: of pairs with verdicts, or of segments with scores.
+    """Returns the records of one session in order: of pairs with verdicts, or of segments with scores.
 
-    `indices` are the questions' within the session, by default from 0. Without `has_progress` the env measures none:
-    that of a scored segment is NaN.
+    `indices` are those of the questions within the session, by default from 0. Without `has_progress` a scored
+    segment's progress is NaN.
     """
     records: list[Any] = []
     numbers = range(len(questions)) if indices is None else indices
@@ -106,7 +106,7 @@ def record_answers(
 
 
 class FeedbackCounts(Stateful):
-    """Counts of the whole run, each kind of answer apart."""
+    """Counts over the whole run, by status of the answers."""
 
     STATE = {"counts": "_counts", "recent": "_health"}
 
@@ -116,16 +116,15 @@ class FeedbackCounts(Stateful):
 
     @property
     def num_asked(self) -> int:
-        """Queries asked so far, answered or not."""
+        """Number of queries asked so far, answered or not."""
         return self._counts[metrics.QUERIES]
 
     def count(self, records: Sequence[Record], num_look_alike: int, *, by_person: bool = False) -> None:
-        """Counts the records of answers that train, and gives the teacher up when it does not answer or cannot be
-        understood.
+        """Counts the records of answers to train on, and checks that the teacher answers and can be understood.
 
         Args:
-            records: of one session.
-            num_look_alike: pairs that were drawn for it and not asked about.
+            records: records of one session.
+            num_look_alike: number of pairs that were drawn for it and not asked about.
             by_person: whether a person gave all of these answers.
 
         Raises:
@@ -143,13 +142,15 @@ class FeedbackCounts(Stateful):
         self._counts["wrong"] += correct.count(False)
         self._counts["left"] += sum(isinstance(answer, Verdict) and answer.label is Label.LEFT for answer in answers)
         self._counts["right"] += sum(isinstance(answer, Verdict) and answer.label is Label.RIGHT for answer in answers)
-        if not by_person:  # a person who skips many pairs is no model that cannot be read
+        if not by_person:  # a person who skips many pairs is not an unreadable model
             self._health.note(answers)
             self._health.check(answers)
 
     def metrics(self) -> dict[str, float]:
-        """Counts so far, and shares with the bench's definitions: accuracy over all decided labels with a truth, those
-        of decided labels that say left, and of comparisons without a preference (each absent while there is none).
+        """Returns the counts so far, and shares with the bench's definitions.
+
+        Shares: accuracy over all decided labels with a truth, decided labels that say left, and comparisons without a
+        preference; each is absent if its count is 0.
         """
         names = (metrics.QUERIES, metrics.QUERIES_LOOK_ALIKE, *_METRIC.values())
         counts = {name: float(self._counts[name]) for name in names}
@@ -157,10 +158,10 @@ class FeedbackCounts(Stateful):
         if self._counts["by_person"]:
             counts[metrics.PERSON_ANSWERS] = float(self._counts["by_person"])
             counts[metrics.PERSON_MINUTES] = self._counts["person_ms"] / 60_000
-        if checked:  # where nothing moves, the truth of most pairs is a tie, and a share of three says little
+        if checked:  # if nothing moves, the truth of most pairs is a tie, and a share of three says little
             counts[metrics.LABELS_CHECKED] = float(checked)
         decided = self._counts["left"] + self._counts["right"]
-        # as hits of how many; a share of nothing is left out and not called 0
+        # as hits and counts; a share of nothing is left out and not 0
         shares = {metrics.LABEL_ACCURACY: (self._counts["correct"], checked)}
         if decided:  # a score is never undecided
             undecided = self._counts[metrics.QUERIES_NO_PREFERENCE]
@@ -172,15 +173,15 @@ class FeedbackCounts(Stateful):
 
 
 class ScoreLog:
-    """The records of `judged` rewards: waits until an episode ends that shows an image which was judged, for only then
-    is its true progress known.
+    """Records of `judged` rewards, each held back until an episode with its image ends, since only then is its true
+    progress known.
 
-    Nothing of it is part of a checkpoint. A run that goes on has its images judged again, from the label store, and
-    so recorded again.
+    None of this is part of a checkpoint: a resumed run judges its images again, from the label store, and so records
+    them again.
 
     Args:
-        source: judges.
-        frames: names images.
+        source: source of the judged scores.
+        frames: gives the keys of images.
         has_progress: whether the env measures progress.
     """
 
@@ -192,11 +193,11 @@ class ScoreLog:
         self._episodes: list[Trajectory] = []
 
     def add(self, episode: Trajectory) -> None:
-        """Takes a finished episode."""
+        """Adds a finished episode."""
         self._episodes.append(episode)
 
     def drain(self, env_steps: int) -> list[ScoredItem]:
-        """The records of answers whose image was shown in an episode since the last call."""
+        """Returns the records of answers whose image was shown in an episode since the last call."""
         self._waiting |= self._source.drain_answers()
         records: list[ScoredItem] = []
         for episode in self._episodes:

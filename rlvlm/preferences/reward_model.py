@@ -1,6 +1,6 @@
-"""An ensemble fitted to what a teacher says about steps, whether that can be predicted, and the rewards made of it.
+"""An ensemble fitted to a teacher's answers about steps, a test of its predictions, and the rewards made of it.
 
-Fitted by the loop, handed to algorithms as the source `LearnedReward`.
+Fitted by the loop, and given to algorithms as the source `LearnedReward`.
 """
 
 import math
@@ -30,19 +30,19 @@ _FIX = "lower reward_model.lr in the run's config.yaml, then `rlvlm resume`"
 
 
 _MIN_SPREAD = 1e-3
-"""Smallest standard deviation that rewards are divided by: with less the model says nothing yet."""
+"""Smallest standard deviation by which rewards are divided: with less the model says nothing yet."""
 ENOUGH = math.log(100)
-"""Log of the odds at which answers count as better than chance: random ones ever get there in one run of a hundred."""
+"""Log odds from which answers count as better than chance: random ones ever reach it in one run of a hundred."""
 
 
 def log_odds(num_right: int, num: int) -> float:
-    """Log of how much likelier `num_right` of `num` are with answers that can be predicted than with random ones.
+    """Returns the log odds of `num_right` of `num` right answers: predictable answers against random ones.
 
-    Answers that can be predicted are right with a probability drawn uniformly from (1/2, 1]. Against random ones the
-    odds are a martingale that starts at 1, so that they ever reach 100 has a probability of at most 1 / 100, however
-    often one looks.
+    Predictable answers are right with a probability drawn uniformly from (1/2, 1]. Under random answers the odds are a
+    martingale that starts at 1, so the probability that they ever reach 100 is at most 1 / 100, however often they are
+    computed.
 
-    In statistics' words: a test martingale (an e-process) of the null hypothesis that the answers are random.
+    In statistical terms: a test martingale (an e-process) for the null hypothesis that the answers are random.
 
     Source: Ville's inequality; Shafer 2021, "Testing by betting", sec. 2.
     """
@@ -54,9 +54,9 @@ def log_odds(num_right: int, num: int) -> float:
 
 
 class Evidence(Stateful):
-    """Counts how many answers were predicted, each by a model that had not seen it, and remembers that it was enough.
+    """Counts answers that were predicted by a model before it saw them, and whether they ever were enough.
 
-    Once it was enough it stays so: later answers can be harder without being random.
+    Once enough it stays so: later answers can be harder without being random.
     """
 
     STATE = {"num_right": "num_right", "num": "num", "is_enough": "is_enough"}
@@ -69,7 +69,7 @@ class Evidence(Stateful):
         """Counts whether each of some answers was predicted."""
         for right in is_right:
             self.num_right, self.num = self.num_right + bool(right), self.num + 1
-            # looked at after every answer: Ville's inequality holds for the whole path
+            # checked after every answer: Ville's inequality holds for the whole path
             self.is_enough = self.is_enough or log_odds(self.num_right, self.num) >= ENOUGH
 
 
@@ -78,21 +78,21 @@ class _ExampleTensors:
     """Examples as tensors."""
 
     rows: Tensor
-    """[U, ...] what the networks read."""
+    """[U, ...] inputs of the networks."""
     indices: Tensor
-    """[N, S, L] which row each step of each side shows."""
+    """[N, S, L] row of each step of each side."""
     targets: Tensor
-    """[N]."""
+    """[N] targets."""
 
     def part(self, chosen: Tensor) -> "_ExampleTensors":
-        """Those examples where `chosen` `[N]` is true."""
+        """Returns the examples for which `chosen` [N] is true."""
         return _ExampleTensors(self.rows, self.indices[chosen], self.targets[chosen])
 
 
 class RewardModel(Stateful):
-    """Fits an ensemble whose members see the same examples in different orders, and says whether it can be trusted.
+    """Fits an ensemble whose members see the same examples in different orders, and tests whether it can be trusted.
 
-    Weights and Adam's state live on from fit to fit.
+    Weights and Adam's state persist from fit to fit.
 
     Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, and the code of Lee et al. 2021 (PEBBLE): early stop on
     training accuracy, no bootstrap samples. Departures:
@@ -110,11 +110,11 @@ class RewardModel(Stateful):
        that moves at random, the later ones of places near the goal, which lie close together in that scale.
 
     Args:
-        inputs: what the networks look at.
-        config: ensemble, optimiser, when to stop.
-        seed: of weights and shuffling; the global generator is not touched.
-        objective: what the examples say about rewards.
-        device: where it fits and reads.
+        inputs: inputs of the networks.
+        config: ensemble, optimiser, stopping rule.
+        seed: seed of weights and shuffling; the global generator is not touched.
+        objective: relation between examples and rewards.
+        device: device for fits and predictions.
     """
 
     STATE = {
@@ -142,7 +142,7 @@ class RewardModel(Stateful):
         self._is_normalised = config.output == "normalised"
         for member in self.ensemble.members:
             member.is_bounded = not self._is_normalised
-        self._scale = [0.0, 1.0]  # what is taken off the networks' rewards, then what they are divided by
+        self._scale = [0.0, 1.0]  # subtracted from the networks' rewards, and then their divisor
         self._adam = torch.optim.Adam(self.ensemble.parameters(), config.lr)
         self.num_fits = 0
         self.evidence = Evidence()
@@ -150,11 +150,11 @@ class RewardModel(Stateful):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether its rewards say something about what the teacher will say, more than chance would."""
+        """Whether its rewards predict the teacher's answers better than chance."""
         return self.num_fits > 0 and (self.evidence.is_enough or not self._config.hold_out_every)
 
     def agent_rewards(self, rewards: FloatArray) -> FloatArray:
-        """What the agent gets for the members' mean rewards `[N]`, in [-BOUND, BOUND]."""
+        """Returns the agent's rewards for the members' mean rewards [N], in [-BOUND, BOUND]."""
         if not self._is_normalised:
             return rewards
         centre, spread = self._scale
@@ -162,14 +162,14 @@ class RewardModel(Stateful):
 
     @property
     def spread(self) -> float:
-        """Rewards of the networks that are one reward of the agent's."""
+        """Scale of the networks' rewards relative to the agent's."""
         return self._scale[1]
 
     def fit(self, examples: Examples) -> dict[str, float]:
-        """Predicts the examples that are new, then trains on all, at least one, but those that are held out.
+        """Predicts the new examples, then trains on all examples, at least one, except for held-out ones.
 
         Returns:
-            What the last epoch gave, and how much was predicted.
+            Metrics of the last epoch, and of the predictions.
 
         Raises:
             NumericsError: the loss is not finite.
@@ -198,7 +198,7 @@ class RewardModel(Stateful):
         if self._is_normalised:
             labelled = self.ensemble.mean_returns(whole.rows, torch.arange(len(whole.rows))[:, None, None])
             self._scale = [float(labelled.mean()), max(float(labelled.std(correction=0)), _MIN_SPREAD)]
-        # a finite loss can still step to weights that are not: the last step is looked at too
+        # a finite loss can still lead to weights that are not: the last step is checked too
         weights = {f"weights {number}": weight for number, weight in enumerate(self.ensemble.parameters())}
         check_finite("the fitted reward model", _FIX, weights)
         if len(held_out.targets):
@@ -216,7 +216,7 @@ class RewardModel(Stateful):
         super().set_state({"scale": [0.0, 1.0]} | state)
 
     def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
-        """Epochs over `given` until the objective has enough or they are used up; returns what the last one gave."""
+        """Trains epochs on `given` until the objective or the limit is reached; returns the last one's metrics."""
         config = self._config
         updates = epoch = 0
         losses, quality, is_reached = [], 0.0, False
@@ -236,7 +236,7 @@ class RewardModel(Stateful):
         }
 
     def _predict(self, unseen: _ExampleTensors) -> dict[str, float]:
-        """Counts which answers of `unseen` the members' mean gets right; returns their share, where any was decided."""
+        """Counts which answers of `unseen` the members' mean predicts; returns their share, if any was decided."""
         if not len(unseen.targets):
             return {}
         is_right = self._objective.predicted(self.ensemble.mean_returns(unseen.rows, unseen.indices), unseen.targets)
@@ -244,21 +244,21 @@ class RewardModel(Stateful):
         return {metrics.REWARD_PREDICTED: sum(is_right) / len(is_right)} if is_right else {}
 
     def _quality(self, given: _ExampleTensors) -> float:
-        """The objective's quality of the members' mean on `given`; NaN where that is empty."""
+        """Returns the objective's quality of the members' mean on `given`; NaN if it is empty."""
         if not len(given.targets):
             return math.nan
         total, num = self._objective.grade(self.ensemble.mean_returns(given.rows, given.indices), given.targets)
         return total / num if num else math.nan
 
     def _run_epoch(self, given: _ExampleTensors, max_updates: int) -> tuple[list[float], float]:
-        """One pass over the examples, each member in its own order.
+        """Trains one pass over the examples, each member in its own order.
 
         Returns:
-            The members' mean loss of each update, and the epoch's quality, each batch's taken before its update.
+            The members' mean loss of each update, and the epoch's quality, with each batch graded before its update.
         """
         members = self.ensemble.members
         self.ensemble.train(True)
-        # an order of its own for each member: it is all that sets them apart besides their first weights
+        # a separate order for each member: besides their initial weights it is their only difference
         orders = torch.stack([torch.randperm(len(given.targets), generator=self._rng) for _ in members])  # [K, N]
         epoch_losses, total, counted = [], 0.0, 0
         for chosen in orders.split(self._config.batch_size, dim=1)[:max_updates]:
@@ -279,7 +279,7 @@ class RewardModel(Stateful):
             # summed and not averaged: each member's gradient is that of its own loss alone
             losses.sum().backward()
             self._adam.step()
-            # with the weights before the step, so the quality costs no pass of its own
+            # with the weights before the step, so the quality needs no pass of its own
             grade, num_graded = self._objective.grade(predicted.detach(), targets)
             total, counted = total + grade, counted + num_graded
         self.ensemble.train(False)
@@ -287,10 +287,10 @@ class RewardModel(Stateful):
 
 
 class LearnedReward(RewardSource):
-    """Mean prediction of a reward model's members. Changes with every fit.
+    """Reward by the mean prediction of a reward model's members. Changes with every fit.
 
     Args:
-        model: fitted elsewhere. Before its first fit the numbers mean nothing, and `version` is 0.
+        model: fitted elsewhere. Before its first fit the rewards mean nothing, and `version` is 0.
     """
 
     labelling = Labelling.ON_CHANGE
@@ -308,18 +308,18 @@ class LearnedReward(RewardSource):
         return self._model.is_trusted
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[B]`."""
+        """Returns rewards [B]."""
         return self._model.agent_rewards(self._model.ensemble.rewards(Steps.of(transitions)))
 
     def label_leading(self, transitions: Transitions) -> FloatArray:
-        """Rewards `[M]` of as many of the leading rows as can be labelled within a good half second, M >= 1."""
+        """Returns rewards [M] of as many leading rows as can be labelled within about half a second, M >= 1."""
         return self._model.agent_rewards(self._model.ensemble.leading_rewards(Steps.of(transitions)))
 
 
 class Disagreement(RewardSource):
-    """Standard deviation of a reward model's members, over all K: large where nothing like it was asked about.
+    """Bonus by the standard deviation of a reward model's members, over all K: large far from all questions.
 
-    Comparisons leave a constant of each member's reward open, so that a part of it says nothing about the step.
+    Comparisons leave a constant in each member's reward open, so that a part of it is independent of the step.
 
     Source: Liang et al. 2022 (RUNE), arXiv:2205.12401, sec. 4, the intrinsic reward.
 
@@ -337,5 +337,5 @@ class Disagreement(RewardSource):
         return self._model.num_fits
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Bonuses `[B]`, >= 0, in reward units."""
+        """Returns bonuses [B], >= 0, in reward units."""
         return self._model.ensemble.predict(Steps.of(transitions)).std(axis=0) / self._model.spread

@@ -1,7 +1,7 @@
-"""Teachers: a judge that looks at images, teachers that know the truth and err as people or judges do, and chance.
+"""Teachers: a judge that sees images, teachers that know the truth and err as people or judges do, and chance.
 
-A question is a pair to be compared, which is answered with a verdict, or a segment to be scored, with a score. All
-questions of one call are of one kind. Built by `build_teacher`, asked by the loop.
+A question is a pair to compare, which is answered with a verdict, or a segment to score, with a score. All questions of
+one call are of one kind. Built by `build_teacher`, asked by the loop.
 """
 
 import csv
@@ -30,61 +30,61 @@ from rlvlm.preferences.dataset import sides_of
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Stands in the place of an answer that a person gives later, see `Teacher.follow`."""
+    """Placeholder for an answer that a person gives later, see `Teacher.follow`."""
 
     first: Verdict | None = None
-    """What the judge said, which is recorded and does not train; None where no judge was asked."""
+    """Judge's answer, which is recorded and not trained on; None if no judge was asked."""
 
 
 class Teacher(Stateful):
-    """Answers questions. One of your own overrides `answer`, and what else it needs."""
+    """Answers questions. A teacher of your own overrides `answer`, and what else it needs."""
 
     _stamp = Stamp(judge="teacher", revision="", prompt="", decoding="")
-    """Identifies the teacher in the records; `judge` is the name."""
+    """Stamp of the teacher in the records; `judge` is its name."""
     _rng: Any = None
-    """Generator that is drawn from while answering, where there is one; it is part of the state."""
+    """Generator for the answers, if there is one; it is part of the state."""
     asks_person: bool = False
-    """Whether it may defer answers to a person."""
+    """Whether answers may be deferred to a person."""
     disagreement: Callable[[Sequence[Any]], NDArray[np.float64]] | None = None
-    """How far the reward model's members are apart about each of N questions, `[N]`; set by the loop."""
+    """Function from N questions to the [N] disagreement of the reward model's members; set by the loop."""
 
     @classmethod
     def build(cls, *, judge: Judge | None, frames: FrameStore, goal: str, seed: int) -> Self:
-        """The teacher of a run; one of your own overrides this if it needs any of these, see `build_teacher`."""
+        """Builds the teacher of a run; override this if it needs any of these arguments, see `build_teacher`."""
         return cls()
 
     def answer(self, questions: Sequence[Any], /) -> list[Any]:
-        """One verdict per pair, or one score per segment, in order."""
+        """Returns one verdict per pair, or one score per segment, in order."""
         raise NotImplementedError(f"{type(self).__name__} needs a method answer(questions)")
 
     def prepare(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
-        """Does now what only this thread may do; what it returns gives the answers, in any thread."""
+        """Does at once what only this thread may do, and returns a function that gives the answers in any thread."""
         return partial(self.answer, questions)
 
     def follow(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
         """Puts the questions whose answers were `Deferred` to the person, and again after a restart.
 
-        Called in the thread that may draw. What it returns is called again and again: it gives the answers that have
-        come so far, in order, and None for the others.
+        Called in the thread that may draw. Returns a function that is called repeatedly: it returns the answers so far,
+        in order, and None for open questions.
         """
         return self.prepare(questions)
 
     def note_used(self, answers: Sequence[Any], /) -> None:
-        """Takes note of deferred answers that train from now on."""
+        """Notes deferred answers that are trained on from now on."""
 
     def prefer(self, margin: float) -> Verdict:
-        """The verdict of a teacher that finds the right side better by `margin`; at 0 there is no preference."""
+        """Returns the verdict of a teacher to whom the right side is better by `margin`; 0 is no preference."""
         return self.verdict(Label.of(0.0, margin))
 
     def verdict(self, label: Label, text: str = "") -> Verdict:
-        """The verdict with this label, of which a tie is no preference."""
+        """Returns the verdict with this label; a tie is no preference."""
         return Verdict(status=Status.of(label), label=label, stamp=self._stamp, text=text)
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
-        """Looks at the newest finished episodes, oldest first; called before every session."""
+        """Takes in the newest finished episodes, oldest first; called before every session."""
 
     def get_state(self) -> dict[str, Any]:
-        """State that a restored teacher needs to give the same answers from here on."""
+        """Returns the state that a restored teacher needs to give the same answers from here on."""
         own = {} if self._rng is None else {"rng": self._rng.bit_generator.state}
         return own | super().get_state()
 
@@ -95,12 +95,12 @@ class Teacher(Stateful):
 
 
 class JudgeTeacher(Teacher):
-    """Draws the images, and asks a judge: which side is closer to the goal, or how close one segment is.
+    """Draws the images, and asks a judge which side is closer to the goal, or how close one segment is.
 
     Args:
-        judge: local or served.
-        frames: draws and remembers images at the judge's size.
-        goal: what the judge is asked about.
+        judge: a local or served judge.
+        frames: draws and caches images at the judge's size.
+        goal: goal in the questions.
     """
 
     def __init__(self, judge: Judge, frames: FrameStore, goal: str) -> None:
@@ -109,15 +109,15 @@ class JudgeTeacher(Teacher):
         self._goal = goal
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
-        """One answer per question, in order.
+        """Returns one answer per question, in order.
 
         Raises:
-            JudgeUnavailable: the judge answers nothing at all.
+            JudgeUnavailable: the judge gives no answer at all.
         """
         return self.prepare(questions)()
 
     def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
-        """Draws the images now, in the thread that owns the renderer; what it returns asks the judge."""
+        """Draws the images now, in the thread that owns the renderer, and returns a function that asks the judge."""
         sides = draw_sides(questions, self._frames)
         if sides.shape[1] == 1:
             return partial(self._judge.score, [Clip(goal=self._goal, frames=clip) for clip in sides[:, 0]])
@@ -126,7 +126,7 @@ class JudgeTeacher(Teacher):
 
 
 def draw_sides(questions: Sequence[Any], frames: FrameStore) -> Frames:
-    """Images [N, S, L, H, W, 3] of N questions with S sides of L steps each, as a judge is shown them."""
+    """Returns images [N, S, L, H, W, 3] of N questions with S sides of L steps each, as shown to a judge."""
     snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
     images = frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
     images = images.reshape(*snapshots.shape[:3], *images.shape[1:])
@@ -138,10 +138,10 @@ def draw_sides(questions: Sequence[Any], frames: FrameStore) -> Frames:
 
 
 class OracleTeacher(Teacher):
-    """Prefers the side with the larger true return; gives a segment the true progress at its end.
+    """Prefers the side with the larger true return; scores a segment by the true progress at its end.
 
     Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1, the oracle. Departure: exactly equal returns are no
-    preference, and not called left.
+    preference, and not left.
 
     Args:
         by_progress: compares the true progress at the end, as a perfect judge of images would. The two are different
@@ -154,7 +154,7 @@ class OracleTeacher(Teacher):
         self._by_progress = by_progress
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
-        """One answer per question, in order."""
+        """Returns one answer per question, in order."""
         if questions and isinstance(questions[0], Segment):
             progress = [float(segment.progress[-1]) for segment in questions]
             return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in progress]
@@ -171,7 +171,7 @@ class RandomTeacher(Teacher):
     """Random labels, left or right, and random scores in [0, 1): the negative control, which must not teach anything.
 
     Args:
-        seed: of the answers.
+        seed: seed of the answers.
     """
 
     _stamp = Stamp(judge="random", revision="", prompt="", decoding="")
@@ -180,7 +180,7 @@ class RandomTeacher(Teacher):
         self._rng = np.random.default_rng(seed)
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
-        """One answer per question, in order."""
+        """Returns one answer per question, in order."""
         drawn = self._rng.random(len(questions))
         if questions and isinstance(questions[0], Segment):
             return [Score(status=Status.OK, value=float(value), stamp=self._stamp) for value in drawn]
@@ -188,30 +188,30 @@ class RandomTeacher(Teacher):
 
 
 class SimulatedTeacher(Teacher):
-    """Compares true returns, or true progress, with the weaknesses that `config` names, in the order skip, myopia,
-    choice, mistake, equal, left.
+    """Compares true returns, or true progress, with the weaknesses of `config`, in the order skip, myopia, choice,
+    mistake, equal, left.
 
-    Two uniform draws are spent on every query whatever its answer, so that teachers of one seed differ by their
-    weaknesses alone.
+    Every query takes two uniform draws whatever its answer, so that teachers with one seed differ by their weaknesses
+    alone.
 
     Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1 and 4. Departures:
 
     1. A threshold is a share of what a segment of the current policy is worth, and that share enters once. In B-Pref's
        code it enters twice from the second session on, so that a tenth becomes a hundredth.
     2. Two exactly equal returns are no preference for a perfectly rational teacher, where B-Pref calls them left.
-    3. A skipped query is answered with no preference and the word `skipped`; B-Pref drops it. It is of no use with
-       `FeedbackConfig.ties` equal, which is refused.
-    4. `left` is no weakness of people, but of VLMs that prefer a place: it is not in B-Pref.
-    5. Of progress, what a segment is worth is the progress at its end.
+    3. A skipped query is answered with no preference and the word `skipped`; B-Pref drops it. The combination with
+       `FeedbackConfig.ties` equal is refused.
+    4. `left` is a weakness of VLMs that prefer a side, not of people: it is not in B-Pref.
+    5. With progress, a segment is worth the progress at its end.
 
     Args:
-        config: the weaknesses; without any this is the oracle.
-        seed: of choice and mistakes.
-        name: stands in the records.
+        config: weaknesses; without any this is the oracle.
+        seed: seed of choice and mistakes.
+        name: name in the records.
     """
 
     RECENT_EPISODES = 10
-    """Episodes whose mean reward gives what a segment of the current policy is worth, as in B-Pref."""
+    """Number of episodes whose mean reward gives the worth of a segment of the current policy, as in B-Pref."""
     SKIPPED = "skipped: neither side is good enough to judge"
     STATE = {"reward_per_step": "_reward_per_step"}
 
@@ -225,18 +225,18 @@ class SimulatedTeacher(Teacher):
         self._stamp = Stamp(judge=name, revision="", prompt="", decoding=weaknesses)
 
     def inform(self, recent: Sequence[Trajectory]) -> None:
-        """Learns what the current policy's rewards are like."""
+        """Updates the mean reward of the current policy."""
         newest = list(recent)[-self.RECENT_EPISODES :]
         worth = [episode.progress if self._by_progress else episode.env_rewards for episode in newest]
         self._reward_per_step = float(np.concatenate(worth).mean(dtype=np.float64)) if worth else 0.0
 
     def prepare(self, pairs: Sequence[Pair]) -> Callable[[], list[Verdict]]:
-        """Answers now: what it knows of the policy may change before another thread would get to it."""
+        """Answers now: its estimate of the policy may change before another thread would answer."""
         verdicts = self.answer(pairs)
         return lambda: verdicts
 
     def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order."""
+        """Returns one verdict per pair, in order."""
         if not pairs:
             return []
         config = self._config
@@ -245,7 +245,7 @@ class SimulatedTeacher(Teacher):
         else:
             rewards = np.array([(pair.left.env_rewards, pair.right.env_rewards) for pair in pairs])  # [N, 2, L]
         num_steps = rewards.shape[-1]
-        left, right = rewards.sum(-1, dtype=np.float64).T  # [N] plain returns, which thresholds are compared with
+        left, right = rewards.sum(-1, dtype=np.float64).T  # [N] plain returns, for the thresholds
         average = self._reward_per_step * num_steps  # return of a segment of the current policy
 
         # myopia: step t of a segment weighs gamma^(L - 1 - t), so the end counts most
@@ -253,7 +253,7 @@ class SimulatedTeacher(Teacher):
         seen_left, seen_right = (side.astype(np.float64) @ weights for side in rewards.swapaxes(0, 1))
         gain = seen_right - seen_left
         if self._by_progress:
-            gain[np.abs(gain) <= MIN_GAP] = 0  # rounding of positions, where nothing moved
+            gain[np.abs(gain) <= MIN_GAP] = 0  # rounding of positions where nothing moved
         # Bradley-Terry: P(right is preferred) = sigmoid(beta * gain); a rational teacher takes the larger return
         p_right = (np.sign(gain) + 1) / 2 if np.isinf(config.beta) else expit(config.beta * gain)
 
@@ -264,7 +264,7 @@ class SimulatedTeacher(Teacher):
         if np.isinf(config.beta):
             is_tied |= gain == 0
         is_skipped = (np.maximum(left, right) <= config.skip * average) & (config.skip * average > 0)
-        # the largest draws name the left side whatever is shown; the smallest are mistakes, so no answer is both
+        # the largest draws choose the left side regardless; the smallest are mistakes, so no answer is both
         is_left = mistake_draws >= 1 - config.left
         verdicts = []
         for prefers_right, tied, skipped, biased in zip(says_right, is_tied, is_skipped, is_left, strict=True):
@@ -276,7 +276,7 @@ class SimulatedTeacher(Teacher):
 
 
 NUM_BINS = 10
-"""Difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""
+"""Number of difficulty bins: equal parts of the gap in true progress; the first has the hardest pairs."""
 _SHARES = {
     "CartPole": "24/13/62 29/5/66 35/1/64 37/1/62 52/1/47 69/1/30 86/0/14 93/2/6 100/0/0 100/0/0",
     "Drawer": "42/28/30 47/42/11 53/46/1 51/49/1 57/43/0 54/43/3 61/39/0 65/33/3 68/32/0 80/19/1",
@@ -290,7 +290,7 @@ SHARES: dict[str, FloatArray] = {
     task: np.array([[float(share) for share in pair.split("/")] for pair in bins.split()], np.float32)
     for task, bins in _SHARES.items()
 }
-"""[10, 3] correct, incorrect, undecided answers of a real VLM, in percent, the pairs with the smallest gaps first.
+"""[10, 3] shares of correct, incorrect and undecided answers of a real VLM, in percent, smallest gaps first.
 
 Source: RL-VLM-F, Wang et al. 2024, arXiv:2402.03681, and its website, read off the figure by eye (so sums may miss 100
 by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in two stages.
@@ -298,19 +298,19 @@ by one or two). The VLM was Gemini-Pro-Vision, for the cloth GPT-4V, asked in tw
 
 
 def read_shares(path: Path, task: str = "") -> FloatArray:
-    """Counts of correct, incorrect and undecided answers of a judge that was measured, smallest gaps first.
+    """Reads counts of correct, incorrect and undecided answers of a measured judge, smallest gaps first.
 
     Args:
         path: judge_report.csv of `rlvlm judge-report`, or bench.json of `rlvlm judge-bench`.
-        task: whose answers are taken from a bench; those of all its tasks where it has none of this one.
+        task: task whose answers are taken from a bench; those of all tasks if it has none of this one.
 
     Returns:
-        [10, 3]; of a bench [10, 2, 3], by whether the nearer side was shown on the left or on the right.
+        [10, 3]; for a bench [10, 2, 3], by whether the nearer side was shown on the left or on the right.
 
     Raises:
-        ValueError: the file is not there, is about several judges, or lacks a column or a bin.
+        ValueError: the file is missing, is about several judges, or lacks a column or a bin.
     """
-    if path.suffix == ".json":  # of judge-bench; else of judge-report, which knows no sides
+    if path.suffix == ".json":  # of judge-bench; else of judge-report, which does not distinguish sides
         return _bench_shares(path, task)
     try:
         with path.open(newline="") as file:
@@ -350,34 +350,34 @@ def _bench_shares(path: Path, task: str) -> FloatArray:
 class MeasuredTeacher(Teacher):
     """Compares true progress, and is right, wrong or undecided as often as a table says for gaps of that width.
 
-    Two uniform draws are spent on every pair. A bin in which nothing was measured takes the shares of the whole table.
+    Every pair takes two uniform draws. A bin without measurements takes the shares of the whole table.
 
     Args:
-        shares: [10, 3] correct, incorrect, undecided, in any unit, smallest gaps first; or [10, 2, 3], likewise by
-            whether the nearer side is on the left or on the right, so that a preference for a side is imitated too.
-        seed: of the draws.
-        name: of the judge that was measured.
+        shares: [10, 3] correct, incorrect, undecided, in any unit, smallest gaps first; or [10, 2, 3], split by whether
+            the nearer side is on the left or on the right, so that a preference for a side is imitated too.
+        seed: seed of the draws.
+        name: name of the measured judge.
     """
 
     def __init__(self, shares: FloatArray, seed: int, name: str) -> None:
-        # a table without sides has a judge answer alike on both
+        # without sides in the table the judge answers alike on both
         by_side = shares if shares.ndim == 3 else np.stack([shares, shares], axis=1)  # [10, 2, 3]
-        # bins that were not measured take the sum over all bins
+        # bins without measurements take the sum over all bins
         by_side = np.where(by_side.sum(2, keepdims=True) > 0, by_side, by_side.sum(0))
         by_side = by_side / by_side.sum(2, keepdims=True)
         self._ends = by_side.cumsum(2)
-        # where neither side is nearer, a decided answer names the right one as often as among the hardest pairs
+        # if neither side is nearer, a decided answer names the right one as often as among the hardest pairs
         decided, says_right = by_side[0, :, :2].sum(), by_side[0, 1, 0] + by_side[0, 0, 1]
         self._p_right = float(says_right / decided) if decided else 0.5
         self._rng = np.random.default_rng(seed)
         self._stamp = Stamp(judge=f"measured {name}", revision="", prompt="", decoding="")
 
     def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, in order; where both sides are as far, decided answers depend on chance alone."""
+        """Returns one verdict per pair, in order; for equally near sides decided answers depend on chance alone."""
         verdicts = []
         for pair, (draw, side_draw) in zip(pairs, self._rng.random((len(pairs), 2)), strict=True):
             gain = float(pair.right.progress[-1] - pair.left.progress[-1])
-            # one draw, cut by the cumulative shares: correct, wrong, undecided
+            # one draw, compared with the cumulative shares: correct, wrong, undecided
             correct, decided, _ = self._ends[min(int(abs(gain) * NUM_BINS), NUM_BINS - 1), int(gain > 0)]
             says_right = side_draw < self._p_right if abs(gain) <= MIN_GAP else (gain > 0) == (draw < correct)
             verdicts.append(self.verdict(Label.TIE if draw >= decided else Label.RIGHT if says_right else Label.LEFT))
@@ -385,7 +385,7 @@ class MeasuredTeacher(Teacher):
 
 
 def load_teacher(reference: str) -> type[Teacher]:
-    """The teacher of the user's own that `my_file:NAME` refers to.
+    """Returns the user's own teacher class that `my_file:NAME` refers to.
 
     Raises:
         UsageError: there is none, or it is no `Teacher`.
@@ -410,19 +410,19 @@ def build_teacher(
     task: str = "",
     feedback: FeedbackConfig | None = None,
 ) -> Teacher:
-    """The teacher that `StepRewardConfig.teacher` names.
+    """Returns the teacher that `StepRewardConfig.teacher` names.
 
     Args:
-        kind: which; `my_file:MyTeacher` is a `Teacher` of the user's own.
-        judge: looks at the images; only a judge teacher needs one.
+        kind: name of the teacher; `my_file:MyTeacher` is the user's own `Teacher`.
+        judge: judge of the images; only a judge teacher needs one.
         frames: draws images at the judge's size.
-        goal: what the judge is asked about.
-        seed: of chance and of simulated weaknesses.
-        task: whose published table is meant.
+        goal: goal in the questions.
+        seed: seed of chance and of simulated weaknesses.
+        task: task of the published table.
         feedback: weaknesses of a simulated teacher, table of a measured one; None takes the defaults.
 
     Raises:
-        ValueError: a judge teacher without a judge, a table that cannot be read, a task that was not published.
+        ValueError: a judge teacher has no judge, a table cannot be read, or a task was not published.
         UsageError: there is no such teacher of the user's own.
     """
     feedback = feedback or FeedbackConfig()
