@@ -1,1 +1,1 @@
-"""Tasks x reward sources x seeds as Ray Tune trials, each of them an ordinary run in a folder of its own."""
+"""Tasks x reward sources x seeds as Ray Tune trials, each of them an ordinary run in its own folder."""

@@ -1,7 +1,8 @@
-"""A sweep's part in Tune, in the process that holds the sweep: who runs next and who stops, the records, the table.
+"""A sweep's callback and scheduler for Tune, in the sweep's process: which run is next or stops, records, progress
+table.
 
-Tune pickles callbacks and schedulers with its own state. Nothing of these is kept there: their live objects belong to
-this process, and the next start reads what was done from the run folders.
+Tune pickles callbacks and schedulers with its own state. These keep nothing there: their live objects belong to this
+process, and the next start reads the progress from the run folders.
 """
 
 import re
@@ -24,13 +25,13 @@ from rlvlm.sweeps.progress_table import ProgressTable
 
 
 class Halving:
-    """ASHA over the runs of one task: a score says nothing about the runs of another.
+    """ASHA over the runs of one task; scores of different tasks are not comparable.
 
-    It remembers runs by their keys, so those of earlier starts of the sweep take part in what is decided now.
+    It remembers runs by their keys, so that runs of earlier starts of the sweep count too.
     """
 
     def __init__(self, config: HalvingConfig, total_steps: int) -> None:
-        # Any: it is called directly and given only what it reads, a run's name and its result.
+        # Any: called directly, with only what it reads, a run's name and its result
         self._asha: Any = ASHAScheduler(
             time_attr="env_steps",
             metric="score",
@@ -43,7 +44,7 @@ class Halving:
         self._members: dict[str, SimpleNamespace] = {}
 
     def is_halted(self, key: str, env_steps: int, score: float) -> bool:
-        """Takes in an evaluation, and says whether the run has to stop."""
+        """Takes in an evaluation, and returns whether the run has to stop."""
         if key not in self._members:
             self._members[key] = SimpleNamespace(trial_id=key)
             self._asha.on_trial_add(None, self._members[key])
@@ -53,8 +54,8 @@ class Halving:
 
 
 class SweepCallback(Callback):
-    """Tune's callback: keeps the records of all runs, shows them in `table`, and gives the signals, which Tune claims,
-    back to `stop`.
+    """Tune's callback: keeps the records of all runs, shows them in `table`, and returns the signals that Tune claims
+    to `stop`.
     """
 
     def __init__(
@@ -77,28 +78,28 @@ class SweepCallback(Callback):
         for key, plan in plans.items() if sweep.halving else ():
             assert sweep.halving is not None
             halving = self._halving.setdefault(plan.task, Halving(sweep.halving, plan.config.steps))
-            for steps, score in zip(*folder.evaluations(plan), strict=True):  # those of earlier starts
+            for steps, score in zip(*folder.evaluations(plan), strict=True):  # evaluations of earlier starts
                 halving.is_halted(key, steps, float(score))
 
     def tell_stop(self, line: str) -> None:
-        """Says `line` at a signal, and what is waited for."""
+        """Shows `line` at a signal, and the runs that are waited for."""
         running = [key for key, record in self.records.items() if record.state is State.RUNNING]
         names = ", ".join(running[:4]) + (f" and {len(running) - 4} more" if len(running) > 4 else "")
         self._table.line(f"{line}\nwaiting for {len(running)} runs to end their round and save: {names}")
 
     def retry(self, keys: Sequence[str]) -> None:
-        """Forgets that these failed before: they are tried again."""
+        """Resets failed runs among `keys`, so that they are tried again."""
         for key in keys:
             if self.records[key].state is State.FAILED:
                 self._note(key, State.SAVED if self.records[key].env_steps else State.WAITING)
 
     def fail(self, keys: Sequence[str], cause: str) -> None:
-        """Notes runs that cannot be started."""
+        """Records runs that cannot be started."""
         for key in keys:
             self._note(key, State.FAILED, cause=cause)
 
     def is_halted(self, key: str, result: dict[str, Any]) -> bool:
-        """Whether the sweep's halving ends a run at this report; a run that is over anyway is not halted."""
+        """Returns whether the sweep's halving ends a run at this report; a run that is over anyway is not halted."""
         if "score" not in result:
             return False
         halving = self._halving.get(self._plans[key].task)
@@ -109,31 +110,31 @@ class SweepCallback(Callback):
         return True
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Takes the signals over, which Tune claims for itself when it starts."""
-        # once: the handler that is there by now is Tune's
+        """Takes back the signals, which Tune claims at its start."""
+        # once: by now the handler is Tune's
         if self._tune_ends is None:
             self._tune_ends = signal.getsignal(signal.SIGUSR1)
             self.stop.take_over()
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Ends runs whose process is stopped, which Tune would wait for for ever, and Tune itself once every run that
-        was under way is saved.
+        """Ends runs whose process is stopped, for which Tune would wait for ever, and ends Tune once every run is saved
+        after a stop request.
         """
         actors = {trial.config["trial"]: trial.temporary_state.ray_actor for trial in trials}
         for key, lost in self._stopped.end({key: actor for key, actor in actors.items() if actor}).items():
             self._table.line(f"{key} {lost.what}; it is ended and tried again, as a run whose process died")
         if self.stop and not any(trial.status == Trial.RUNNING for trial in trials):
-            # Tune's own handler, which ends its loop once the current step is over
+            # Tune's own handler, which ends its loop after the current step
             self._tune_ends(signal.SIGUSR1, None)
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Notes a run as running."""
+        """Records a run as running."""
         self._note(trial.config["trial"], State.RUNNING)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Notes where a run is."""
+        """Records a run's progress."""
         key = trial.config["trial"]
         if self.records[key].state is State.HALTED:
             return  # the scheduler, which Tune asks first, has decided on this very report
@@ -142,21 +143,21 @@ class SweepCallback(Callback):
         self._table.update(key, self.records[key], result["steps_per_s"], result.get("evaluated_at", 0))
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Notes a run that was paused as saved."""
+        """Records a paused run as saved."""
         if self.records[trial.config["trial"]].state is State.RUNNING:
             self._note(trial.config["trial"], State.SAVED)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Notes a run as failed, with its cause; the others go on."""
+        """Records a run as failed, with its cause; the others go on."""
         self._note(trial.config["trial"], State.FAILED, cause=cause_of(trial))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing, as the module says."""
+        """Returns an empty state, for the reason in the module's docstring."""
         return {}
 
     def _note(self, key: str, state: State, **news: Any) -> None:
         known, plan = self.records[key], self._plans[key]
-        # a report without a score, before the first evaluation, does not wipe the one that is known
+        # a report without a score, before the first evaluation, does not overwrite a known one
         kept = {"env_steps": known.env_steps, "score": known.score} | {k: v for k, v in news.items() if v is not None}
         record = TrialRecord(task=plan.task, source=plan.source, seed=plan.seed, state=state, **kept)
         self.records[key] = record
@@ -166,31 +167,31 @@ class SweepCallback(Callback):
 
 
 class SweepScheduler(FIFOScheduler):
-    """First come, first served; pauses every run once the sweep is asked to stop, and stops those that are halted."""
+    """Runs trials in order; pauses every run once the sweep is asked to stop, and stops halted ones."""
 
     def __init__(self, callback: SweepCallback) -> None:
         super().__init__()
         self._callback = callback
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        """Goes on, pauses (which saves the run), or stops."""
+        """Returns whether the run continues, pauses (which saves it) or stops."""
         if self._callback.is_halted(trial.config["trial"], result):
             return TrialScheduler.STOP
         return TrialScheduler.PAUSE if self._callback.stop else TrialScheduler.CONTINUE
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """The next that waits; none once the sweep stops."""
+        """Returns the next waiting trial; None once the sweep stops."""
         return None if self._callback.stop else super().choose_trial_to_run(tune_controller)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing, as the module says."""
+        """Returns an empty state, for the reason in the module's docstring."""
         return {}
 
 
 def cause_of(trial: Trial) -> str:
-    """The error that ended a run, in one line: the last one that Tune has noted, which is a RunError's own words.
+    """Returns the error that ended a run, in one line: the last one that Tune noted, which is a RunError's message.
 
-    It is read from Tune's file in this process's own folder: the pickled error is not in its place yet when Tune calls.
+    It is read from Tune's file in this process's own folder: the pickled error is not yet in place when Tune calls.
     """
     file = trial.error_file
     lines = Path(file).read_text().split("\n") if file else []

@@ -1,4 +1,4 @@
-"""What a sweep compares: a YAML file of `tune_configs/`, read strictly. Imports neither torch nor ray."""
+"""Configuration of a sweep: a YAML file of `tune_configs/`, read strictly. Imports neither torch nor ray."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceConfig:
-    """One of the things compared: settings that all its runs share, on every task."""
+    """One of the compared sources: settings that all its runs share, on every task."""
 
     title: str
-    """Its name in tables and legends."""
+    """Name in tables and legends."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of a run's configuration by dotted name, e.g. `reward.teacher: oracle`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetConfig:
-    """What every run may spend, so that sources are compared at equal cost."""
+    """Budget of every run, so that sources are compared at equal cost."""
 
     steps: int | None = None
     """Env steps of each run; null takes each task's own."""
     queries: int | None = None
-    """Most queries of each run; null takes each task's own."""
+    """Maximum number of queries of each run; null takes each task's own."""
     may_differ: bool = False
-    """Whether the sources of a task may have different budgets, because the budget is what is compared."""
+    """Whether the sources of a task may have different budgets, if the budget is what is compared."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
@@ -42,14 +42,14 @@ class BudgetConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatConfig:
-    """When a run may end before its last step: its curve has long been flat. Its exit reason is then `flat`."""
+    """Early end of runs whose curve has long been flat, with the exit reason `flat`."""
 
     share: float = 1 / 3
-    """How long it must have been flat, as a share of the run's whole length, in (0, 1)."""
+    """Share of the run's whole length for which the curve must have been flat, in (0, 1)."""
     tolerance: float = 0.02
     """Largest difference between two scores of a flat curve, in the score's unit, >= 0."""
     after: float = 1 / 3
-    """Share of the run's length that does not count: a run that has not begun to learn is not flat, in [0, 1)."""
+    """Share of the run's length, in [0, 1), that does not count: a run that has not begun to learn is not flat."""
 
     def __post_init__(self) -> None:
         if not (0 < self.share < 1 and 0 <= self.after < 1 and self.tolerance >= 0):
@@ -61,15 +61,15 @@ class FlatConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HalvingConfig:
-    """ASHA: of the runs of a task that reach a rung, those in the lower part of the scores are halted.
+    """ASHA: of the runs of a task that reach a rung, those with lower scores are halted.
 
-    It is for a search among many sources; the last score of a halted run is no final one.
+    It is for a search among many sources; the last score of a halted run is not a final one.
 
     Source: Li et al. 2020, arXiv:1810.05934.
     """
 
     first_rung: int = 5_000
-    """Env steps before a run may be halted; later rungs are `keep_one_in` times further each."""
+    """Env steps before a run may be halted; each later rung is `keep_one_in` times further."""
     keep_one_in: int = 2
     """One run in this many passes a rung, >= 2."""
 
@@ -82,18 +82,18 @@ class HalvingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceConfig:
-    """What each run takes of the machine or cluster; as many run side by side as there is room for."""
+    """Resources of each run; as many run side by side as fit."""
 
     cpus: float = 1.0
     """CPU cores per run, > 0."""
     gpus: float = 0.0
     """Share of a GPU per run, >= 0."""
     judge_cpus: float = 0.0
-    """CPU cores set aside for each judge's replica; 0: it works while the run that asked waits."""
+    """CPU cores reserved for each judge's replica; 0 for none: it works while the run that asks it waits."""
     max_trials: int = 0
-    """Most concurrent runs; 0: as many as the resources allow."""
+    """Maximum number of concurrent runs; 0: as many as the resources allow."""
     retries: int = 1
-    """How often a failed run is restarted from its newest checkpoint."""
+    """Number of restarts of a failed run from its newest checkpoint."""
 
     def __post_init__(self) -> None:
         if self.cpus <= 0 or self.gpus < 0 or self.judge_cpus < 0:
@@ -110,16 +110,16 @@ class SweepConfig:
     """A whole comparison: every task with every source and every seed."""
 
     title: str
-    """What is compared, in one line; heads the report."""
+    """Subject of the comparison, in one line; heads the report."""
     tasks: tuple[str, ...]
     """Names of tasks."""
     sources: dict[str, SourceConfig]
-    """What is compared, by the name of its folder."""
+    """Compared sources, by folder name."""
     seeds: tuple[int, ...]
     """Seeds of each pair of task and source."""
     task_seeds: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Other seeds for one task, by its name: more where a task is cheap or matters most. A task's
-    runs all count in means over tasks, so one with more seeds weighs more there."""
+    """Other seeds for a task, by its name: more if a task is cheap or matters most. Means over tasks count all of a
+    task's runs, so a task with more seeds has more weight."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of every run, by dotted name."""
@@ -127,9 +127,9 @@ class SweepConfig:
     """Settings of all runs of one task, by the task's name."""
     resources: ResourceConfig = field(default_factory=ResourceConfig)
     flat: FlatConfig | None = None
-    """Whether a run may end early once its curve is flat; null: never."""
+    """Early end of runs whose curve is flat; null: never."""
     halving: HalvingConfig | None = None
-    """Whether the worse runs are halted half-way; null: never."""
+    """Halving of the worse runs half-way; null: never."""
     smoke: bool = False
     """Shorten every run to minutes: all parts run, nothing is trained to convergence."""
 
@@ -148,15 +148,15 @@ class SweepConfig:
                 raise ValueError(f"{name} has {unknown[0]}, which is not among the tasks {', '.join(self.tasks)}")
 
     def seeds_of(self, task: str) -> tuple[int, ...]:
-        """Seeds of a task's runs."""
+        """Returns the seeds of a task's runs."""
         return self.task_seeds.get(task, self.seeds)
 
 
 def read_sweep(file: Path) -> SweepConfig:
-    """The sweep that a file describes.
+    """Reads the sweep in a file.
 
     Raises:
-        UsageError: it cannot be read, has an unknown key, or a value that breaks a rule.
+        UsageError: the file cannot be read, has an unknown key, or a value that breaks a rule.
     """
     try:
         return from_yaml(SweepConfig, file.read_text(), str(file))
@@ -167,13 +167,13 @@ def read_sweep(file: Path) -> SweepConfig:
 
 
 def find_sweep_file(name: str) -> Path:
-    """The file that `name` means: a path, or one of `tune_configs/` by its name.
+    """Returns the file of a sweep: `name` is a path, or the name of a file of `tune_configs/`.
 
     Raises:
         UsageError: there is none.
     """
     path = Path(name)
-    # a word without a suffix is the name of a sweep that ships, also beside a folder of that name (`--out NAME`)
+    # a name without a suffix is that of a shipped sweep, even beside a folder of that name (`--out NAME`)
     if path.suffix or path.is_file():
         return path
     known = {file.stem: file for file in sorted(shipped("tune_configs").glob("*.yaml"))}

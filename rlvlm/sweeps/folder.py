@@ -1,12 +1,12 @@
-"""The folder of a sweep: its file, what has become of its runs, and what may be changed when it goes on.
+"""The folder of a sweep: its file, the states of its runs, and which settings may change on resuming.
 
-    SWEEP/sweep.yaml              the sweep, as it was last started
-    SWEEP/trials.csv              one line per run: its state, as far as the sweep knows
+        SWEEP/sweep.yaml              the sweep, as last started
+        SWEEP/trials.csv              one line per run: its state, as far as the sweep knows
     SWEEP/TASK/SOURCE/seed_N/     an ordinary run folder
     SWEEP/report.html ...         the comparison
-    SWEEP/tune/, sweep.log        Tune's own files, and what libraries said
+        SWEEP/tune/, sweep.log        Tune's own files, and output of libraries
 
-What a run has done is read from its own folder, so nothing is lost with the process that held the sweep.
+A run's progress is read from its own folder, so nothing is lost with the sweep's process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,28 +27,28 @@ from rlvlm.sweeps.plan import TrialPlan, expand
 FILE = "sweep.yaml"
 COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
 BYTES_PER_RUN = 128 * 2**20
-"""Free disk asked for, for each run that can work at a time."""
+"""Free disk space required for each concurrent run, in bytes."""
 
 
 class State(StrEnum):
-    """The state of a run."""
+    """State of a run."""
 
     WAITING = "waiting"
     RUNNING = "running"
     SAVED = "saved"
-    """Stopped half-way with a checkpoint; goes on with the sweep."""
+    """Stopped half-way with a checkpoint; resumed with the sweep."""
     DONE = "done"
     FLAT = "flat"
-    """Ended early, as the sweep's `flat` allows."""
+    """Ended early by the sweep's `flat`."""
     HALTED = "halted"
     """Ended early by the sweep's `halving`."""
     FAILED = "failed"
 
 
 ENDED = (State.DONE, State.FLAT)
-"""States that are also the exit reason in the run's own summary: it came to its end."""
+"""States of runs that ended properly; they are also the exit reason in the run's own summary."""
 FINISHED = (*ENDED, State.HALTED)
-"""These are never taken up again."""
+"""States of runs that are never resumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +63,14 @@ class TrialRecord:
     score: float | None = None
     """Score of the newest evaluation."""
     cause: str = ""
-    """Why it failed."""
+    """Cause of a failure."""
 
 
 class SweepFolder:
-    """The places of a sweep's files.
+    """Paths of a sweep's files, and access to them.
 
     Args:
-        path: the folder, absolute.
+        path: absolute path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,46 +79,46 @@ class SweepFolder:
         self._trials = CsvTable(path / "trials.csv", COLUMNS, "env_steps")
 
     def config(self) -> SweepConfig:
-        """The sweep as it was last started."""
+        """Returns the sweep as last started."""
         return read_sweep(self.path / FILE)
 
     def plans(self) -> dict[str, TrialPlan]:
-        """Its runs by key."""
+        """Returns the sweep's runs by key."""
         return {plan.key: plan for plan in expand(self.config())}
 
     def run_path(self, plan: TrialPlan) -> Path:
-        """Where a run lies, or will lie."""
+        """Returns the path of a run's folder, whether it exists or not."""
         return self.path / plan.key
 
     def run(self, plan: TrialPlan) -> RunFolder | None:
-        """The folder of a run; None while there is none."""
+        """Returns a run's folder; None if it does not exist yet."""
         path = self.run_path(plan)
         is_there = (path / "config.yaml").is_file() and (path / "command.txt").is_file()
         return RunFolder(path, plan.config.track.keep_checkpoints) if is_there else None
 
     def ledger(self, app: str) -> Path:
-        """Where the judge of a Serve app counts what it spends."""
+        """Returns the file in which the judge of a Serve app counts its spending."""
         return self.path / f"{app}_spending.json"
 
     def evaluations(self, plan: TrialPlan) -> tuple[list[int], Floats]:
-        """Env steps and scores of a run's evaluations so far."""
+        """Returns env steps and scores of a run's evaluations so far."""
         run = self.run(plan)
         rows = run.evaluations.read() if run else []
         return [int(row["step"]) for row in rows], scores(plan.task, rows)
 
     def records(self, plans: Sequence[TrialPlan]) -> dict[str, TrialRecord]:
-        """The state of each run, by key: from its folder, and whether it was halted or failed from trials.csv."""
+        """Returns the state of each run by key: from its folder, and from trials.csv if it was halted or failed."""
         noted = {(row["task"], row["source"], int(row["seed"])): row for row in self._trials.read()}
         records = {}
         for plan in plans:
             row = noted.get((plan.task, plan.source, plan.seed), {})
             run, (steps, found) = self.run(plan), self.evaluations(plan)
             reason = run.summary().get("exit_reason") if run else None
-            # a run's own folder says how far it came; that it was halted, or failed, is known to the sweep alone
+            # progress is in the run's own folder; only the sweep knows that it was halted, or failed
             state = State.WAITING if run is None else State.SAVED
             if row.get("state") in (State.HALTED, State.FAILED):
                 state = State(row["state"])
-            # a run that ended well after it had failed once is finished
+            # a run that ended well after an earlier failure is finished
             if reason in ENDED:
                 state = State(reason)
             records[plan.key] = TrialRecord(
@@ -133,29 +133,29 @@ class SweepFolder:
         return records
 
     def write_records(self, records: Sequence[TrialRecord]) -> None:
-        """Puts trials.csv in place anew."""
+        """Rewrites trials.csv."""
         self._trials.write(asdict(record) for record in records)
 
 
 def find_sweep(path: Path) -> SweepFolder | None:
-    """The sweep whose own folder `path` is; None when it is none."""
+    """Returns the sweep in the folder `path`; None if it is not a sweep's folder."""
     return SweepFolder(path.absolute()) if (path / FILE).is_file() else None
 
 
 @contextmanager
 def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, list[str]]]:
-    """The folder of a sweep that starts or goes on, held for this process, and what is new since it was last started.
+    """Holds the folder of a sweep for this process, and yields it with notes on changes since the last start.
 
-    Tasks, sources and seeds may be added or left out, and how the runs are carried out may change; what a run is may
-    not, once it has begun.
+    Tasks, sources and seeds may be added or left out, and the execution of runs may change; the definition of a run may
+    not change once it has begun.
 
     Raises:
-        UsageError: the folder is in use, holds something else, or a run there is not the one that `config` means.
+        UsageError: the folder is in use, holds something else, or has a run with other settings than `config`.
         MachineError: the disk is full.
     """
     folder = SweepFolder(path.absolute())
     plans = expand(config)
-    # not all runs work at a time, and finished ones keep little
+    # not all runs are concurrent, and finished ones keep little
     check_disk(folder.path, BYTES_PER_RUN * min(len(plans), 4))
     is_new = not (folder.path / FILE).exists()
     if is_new and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
@@ -163,13 +163,13 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
     folder.path.mkdir(parents=True, exist_ok=True)
     what = f"another process runs the sweep in {folder.path}"
     check_links(folder.path)
-    # a file of its own: sweep.yaml is replaced below
+    # a separate lock file: sweep.yaml is replaced below
     with held(folder.path / ".lock", what, "wait for it, or stop it"):
         for plan in plans:
             run = folder.run(plan)
             if run is None or not run.has_begun():
                 continue
-            # before anything is written: a refused sweep leaves its folder as it was
+            # before anything is written: a refused sweep leaves its folder unchanged
             begun = replace(read_config(run.path), out=None)  # its folder is no setting
             for name, (old, new) in changed_leaves(begun, replace(plan.config, out=None)).items():
                 raise UsageError(

@@ -22,24 +22,24 @@ class TrialPlan:
     source: str
     seed: int
     config: RunConfig
-    """Complete, but for the folder."""
+    """Complete configuration, except for the folder."""
 
     @property
     def key(self) -> str:
-        """Its name in the sweep, which is its folder's below the sweep's."""
+        """Name of the run in the sweep, and path of its folder below the sweep's."""
         return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.task)}/{self.source}/seed_{self.seed}"
 
     @property
     def label(self) -> str:
-        """Its name for readers."""
+        """Display name."""
         return f"{self.task}  {self.source}  seed {self.seed}"
 
 
 def expand(sweep: SweepConfig) -> list[TrialPlan]:
-    """The runs of a sweep, seed by seed, so that a sweep cut short has compared what it could.
+    """Returns the runs of a sweep, seed by seed, so that a sweep cut short has compared as much as possible.
 
     Raises:
-        UsageError: a setting is wrong, or the sources of a task would not have equal budgets.
+        UsageError: a setting is wrong, or the sources of a task have different budgets.
     """
     # the first seed of every task, then the second: tasks may have different numbers of seeds
     rounds = itertools.zip_longest(*map(sweep.seeds_of, sweep.tasks))
@@ -53,7 +53,7 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
     for task in () if sweep.budget.may_differ else sweep.tasks:
         runs = [plan.config for plan in plans if plan.task == task]
         steps = {config.steps for config in runs}
-        queries = {config.max_queries for config in runs} - {0}  # sources that ask no judge spend none
+        queries = {config.max_queries for config in runs} - {0}  # sources that ask no judge use none
         for what, spent in (("env steps", steps), ("queries", queries)):
             if len(spent) > 1:
                 raise UsageError(
@@ -64,14 +64,14 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
 
 
 def notes_of_plans(plans: Sequence[TrialPlan]) -> list[str]:
-    """What a user should know of the runs before they start, once for all seeds; nothing of it stops one."""
+    """Returns notes about the runs for the user, once for all seeds; none of them prevents a start."""
     notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in plan.config.notes()]
     return list(dict.fromkeys(notes))
 
 
 def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -> dict[str, RunConfig]:
-    """One run's configuration per Serve app that has to be started for `plans`, by the app's name."""
-    # by the app's name: of runs that ask the same judge the last one stands for all
+    """Returns one run's configuration per Serve app to start for `plans`, by the app's name."""
+    # by the app's name: the last of the runs that ask the same judge represents all
     configs = [plan.config for plan in plans if plan.config.reward.asks_judge and not plan.config.serve.app]
     return {
         app_name(config, folder): replace(config, serve=replace(config.serve, num_cpus=judge_cpus))
@@ -80,16 +80,16 @@ def shared_judges(plans: Sequence[TrialPlan], judge_cpus: float, folder: Path) -
 
 
 def app_name(config: RunConfig, folder: Path) -> str:
-    """The Serve app that a run of the sweep in `folder` uses: one for all runs that ask the same judge."""
+    """Returns the Serve app of a run of the sweep in `folder`: one for all runs that ask the same judge."""
     if config.serve.app:
         return config.serve.app
-    # judges of two sweeps on one cluster stay apart by the folder; equal judges of one sweep are one app
+    # the folder separates the judges of two sweeps on one cluster; equal judges of one sweep are one app
     settings = f"{to_yaml(config.judge)}{to_yaml(config.serve)}{folder.resolve()}"
     return f"sweep-{config.judge.backend}-{hashlib.sha256(settings.encode()).hexdigest()[:10]}"
 
 
 def alone_command(config: RunConfig) -> list[str]:
-    """The words that run `config` without the sweep, but for settings that have no effect in it."""
+    """Returns the command line that runs `config` without the sweep, except for settings without effect."""
     start = recipe(config.task, has_checkpoint=config.large_policy is not None)
     start = start.starting_for({"algo.preset": config.preset})
     changed = changed_leaves(replace(start, out=None), replace(config, out=None))
@@ -98,7 +98,7 @@ def alone_command(config: RunConfig) -> list[str]:
 
 
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
-    # the narrower wins: of the sweep, of the task, of the source
+    # the more specific wins: sweep, then task, then source
     settings = sweep.settings | sweep.task_settings.get(task, {}) | sweep.sources[source].settings
     budget = {"steps": sweep.budget.steps, "feedback.max_queries": sweep.budget.queries}
     set_here = {name: value for name, value in budget.items() if value is not None} | {"seed": seed}

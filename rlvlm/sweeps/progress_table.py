@@ -1,4 +1,4 @@
-"""What a sweep shows while it works: a live table on a terminal, one line per event elsewhere."""
+"""Progress display of a sweep: a live table on a terminal, one line per event elsewhere."""
 
 from collections.abc import Mapping
 from typing import TextIO
@@ -21,25 +21,23 @@ COLOURS = {
     State.WAITING: "dim",
 }
 _ORDER = (State.RUNNING, State.FAILED, State.SAVED, State.DONE, State.FLAT, State.HALTED, State.WAITING)
-"""Order of the runs where the terminal is too low for all."""
+"""Order of the runs if the terminal is too low for all."""
 _FRAME_LINES = 6
 
 
 class ProgressTable(Screen):
-    """The runs of a sweep, by key. A context: the table is there while it is open, on a terminal; a file or pipe gets
-    plain lines.
-    """
+    """Live table of a sweep's runs by key, as a context manager; a file or pipe gets plain lines instead."""
 
     def __init__(self, stream: TextIO, title: str, plans: Mapping[str, TrialPlan]) -> None:
         super().__init__(stream, title)
         self.records: dict[str, TrialRecord] = {}
-        """The state of each run; the callback fills it."""
+        """State of each run; filled by the callback."""
         self._plans = plans
         self._speeds: dict[str, float] = {}
         self._evaluated: dict[str, int] = {}
 
     def change(self, key: str, record: TrialRecord) -> None:
-        """A run has passed from one state to another."""
+        """Shows a run's change from one state to another."""
         self.records[key] = record
         if record.state is not State.RUNNING:
             self._speeds.pop(key, None)
@@ -48,8 +46,9 @@ class ProgressTable(Screen):
             self.line(f"{self._plans[key].label}  {record.state}{cause}  ({self._counts()})")
 
     def update(self, key: str, record: TrialRecord, steps_per_s: float, evaluated_at: int) -> None:
-        """A run has reported; where there is no table, a line per evaluation, of which `evaluated_at` is the newest
-        one's env step, 0 before the first.
+        """Shows a run's report.
+
+        Without a table this is a line per evaluation; `evaluated_at` is the newest one's env step, 0 before the first.
         """
         self.records[key] = record
         if record.state is State.RUNNING:
@@ -61,7 +60,7 @@ class ProgressTable(Screen):
         self._evaluated[key] = evaluated_at
 
     def render(self) -> Group:
-        """The table, as much of it as fits, and how far the sweep is."""
+        """Returns the table, as much of it as fits, and the progress of the sweep."""
         # rows that do not fit are those of the least urgent states; the others keep their order
         room = max(self._console.height - _FRAME_LINES, 5)
         ordered = sorted(self.records, key=lambda key: _ORDER.index(self.records[key].state))
@@ -79,13 +78,13 @@ class ProgressTable(Screen):
             for key, record in self.records.items()
             if record.state not in (*FINISHED, State.FAILED)
         ]
-        # as if all that is left were done at the speed of now: runs that wait follow those that end
+        # as if everything left were done at the current speed: waiting runs follow those that end
         left = clock(sum(todo), sum(self._speeds.values())) or "-"
         foot = f"{self._phase}   {foot}   left about {left}"
         return Group(Text(self._title, style="bold"), table, Text(""), Text(foot))
 
     def _cells(self, key: str) -> tuple[str, str, str, str]:
-        """Step, score, speed and time left of a run; the last two are empty where it does not run."""
+        """Returns step, score, speed and time left of a run; the last two are empty if it does not run."""
         record, total = self.records[key], self._plans[key].config.steps
         speed = self._speeds.get(key, 0.0)
         score = "-" if record.score is None else f"{record.score:.2f}"

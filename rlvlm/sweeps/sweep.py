@@ -1,4 +1,4 @@
-"""`rlvlm sweep`: runs what is not finished yet, several at a time, until all are, or until a signal."""
+"""`rlvlm sweep`: runs unfinished runs, several at a time, until all are finished, or until a signal."""
 
 import logging
 import os
@@ -31,13 +31,13 @@ _TUNE = "tune"
 
 
 def run_sweep(path: Path, sweep: SweepConfig) -> int:
-    """Starts the sweep in `path`, or goes on with it, and returns the exit code.
+    """Starts the sweep in `path`, or resumes it, and returns the exit code.
 
     Returns:
         0 when every run is finished, 1 when some failed, 75 when a signal stopped it after saving.
 
     Raises:
-        RunError: it cannot start.
+        RunError: the sweep cannot start.
     """
     plans = {plan.key: plan for plan in expand(sweep)}
     with ExitStack() as stack:
@@ -71,31 +71,31 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
 
 
 def max_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
-    """Places in which the workers of each of `runs` find room: of every kind as many as the run with most of it has."""
+    """Returns placement bundles that suffice for the workers of each of `runs`: of each kind the largest number."""
     # one size of reservation fits all runs of a sweep, as Tune gives every trial the same
     kinds = {tuple(place.items()): dict(place) for places in runs for place in places}
     return [kind for kind in kinds.values() for _ in range(max(list(places).count(kind) for places in runs))]
 
 
 def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
-    """A Tuner over the runs that are not finished, until they are or a signal comes.
+    """Runs a Tuner over the unfinished runs, until they are finished or a signal comes.
 
-    A new one each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA. What has
-    been done is read from the run folders, so it does not matter how the last one ended.
+    A new Tuner each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA.
+    Progress is read from the run folders, so it does not matter how the last one ended.
     """
-    # The runs write their own tables and work where the sweep was started, so that relative paths mean the same.
+    # runs write their own tables, and work in the sweep's start directory, so that relative paths mean the same
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is ours: every run is saved first
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    # Tune's notes of the last start would only be added to
+    # Tune would only append to its notes of the last start
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
-    # Learners and env runners are placed in what the trial has reserved, and wait without end where nothing of it fits.
+    # learners and env runners are placed in the trial's reservation, and wait for ever if they do not fit
     workers = max_places([plan.config.worker_places for plan in expand(sweep)])
     places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *workers])
     tune.Tuner(
         tune.with_resources(SweepTrial, places),
-        # names alone: the run of each trial is read from the sweep's own file, in the process that runs it
+        # names alone: a trial's run is read from the sweep's own file, in the process that runs it
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
         tune_config=tune.TuneConfig(
             scheduler=SweepScheduler(callback),
@@ -117,9 +117,9 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
 def _judges(
     folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], callback: SweepCallback, table: ProgressTable
 ) -> Iterator[None]:
-    """The Serve apps that the runs share, while the context is open; each counts what it spends in the sweep's folder.
+    """Starts the Serve apps that the runs share, for the context; each counts its spending in the sweep's folder.
 
-    The runs of a judge that cannot be loaded or placed have failed; the others go on.
+    If a judge cannot be loaded or placed, its runs have failed; the others go on.
     """
     with ExitStack() as stack:
         for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():
@@ -139,7 +139,7 @@ def _judges(
 def _print_summary(
     table: ProgressTable, callback: SweepCallback, folder: SweepFolder, place: str, stop: StopRequest
 ) -> int:
-    """Says how the sweep ended and how to go on in `place`, and returns the exit code."""
+    """Prints how the sweep ended and how to resume it in `place`, and returns the exit code."""
     records = list(callback.records.values())
     folder.write_records(records)
     failed = [record for record in records if record.state is State.FAILED]

@@ -25,21 +25,22 @@ from rlvlm.sweeps.folder import ENDED, State, SweepFolder
 from rlvlm.sweeps.plan import TrialPlan, alone_command, app_name
 
 REPORT_S = 1.0
-"""Longest time between two reports to Tune, but for the round under way: a run hears at one that the sweep stops."""
+"""Longest time between two reports to Tune, in seconds, plus the current round: reports tell a run that the sweep
+stops."""
 _HOLDING = Retrying(
     stop=stop_after_delay(60), wait=wait_fixed(1), retry=retry_if_exception_type(UsageError), reraise=True
 )
-"""Waits for a run's folder: after a kill, the process that held it may need a moment to go."""
+"""Retry for a run's folder: after a kill, the process that held it may need a moment to end."""
 
 
 class SweepTrial(Trainable):
-    """Goes on with its run from the newest checkpoint in the run's own folder, however it was stopped before.
+    """Resumes its run from the newest checkpoint in the run's own folder, however it was stopped before.
 
     Tune keeps no checkpoints of it: `config` names the sweep's folder and the run, and everything else is there.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Opens the run; one that is finished already will only say so."""
+        """Opens the run; a finished one only reports that."""
         start_heartbeat()
         self._sweep = SweepFolder(Path(config["sweep"]))
         self._flat = self._sweep.config().flat
@@ -63,12 +64,12 @@ class SweepTrial(Trainable):
         try:
             self._training = self._open()
         except BaseException:
-            # Tune calls no `cleanup` after a setup that failed
+            # Tune calls no `cleanup` after a failed setup
             self._stack.close()
             raise
 
     def step(self) -> dict[str, Any]:
-        """Trains until the next evaluation, the end or the time of a report, and returns where the run is."""
+        """Trains until the next evaluation, the end or the time of a report, and returns the run's progress."""
         training, deadline = self._training, time.monotonic() + REPORT_S
         if training is None:
             return self._report()
@@ -76,7 +77,7 @@ class SweepTrial(Trainable):
             with convert_errors(self._folder):
                 self._end_if_over(training)  # killed after its last step, before its summary
                 while not self._reason:
-                    # reports are due at evaluations, which the sweep's halving decides by, and now and then in between
+                    # reports are due at evaluations, by which the sweep's halving decides, and occasionally in between
                     known = len(self._folder.evaluations.read())
                     training.advance()
                     has_news = len(self._folder.evaluations.read()) > known
@@ -89,18 +90,18 @@ class SweepTrial(Trainable):
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Saves the run into its own folder, as a signal would make it; Tune gets the step alone."""
+        """Saves the run into its own folder, as after a signal; Tune gets only the step."""
         if self._training is not None:
             self._training.save()
-            # plots of many runs would keep a few cores busy, so they come when these have ended
+            # plots of many runs would keep several cores busy, so they are made when the runs have ended
             self._write_down(self._training, "paused", has_pages=False)
         return {"env_steps": self._env_steps}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        """Nothing is left to do: `setup` has gone on from the run's own checkpoint."""
+        """Does nothing: `setup` has resumed the run's own checkpoint."""
 
     def cleanup(self) -> None:
-        """Saves what is not saved, as where the sweep halts a run, and ends the run's processes."""
+        """Saves anything unsaved, e.g. after the sweep halts a run, and ends the run's processes."""
         with self._stack:
             if self._training is not None and not self._is_written:
                 self._training.save()
@@ -108,16 +109,16 @@ class SweepTrial(Trainable):
 
     @property
     def _env_steps(self) -> int:
-        # a run that is finished was not opened again
+        # a finished run was not opened again
         state = self._training.state if self._training else None
         return state.env_steps if state else int(self._folder.summary()["env_steps"])
 
     def _open(self) -> Training:
-        """The run loop where the newest checkpoint left it, with the run's folder locked."""
-        # who started the sweep has named what is imported; another node does not remember that
+        """Returns the run loop at the newest checkpoint, with the run's folder locked."""
+        # the user who started the sweep trusted its imports; another node does not know that
         check_trust([self._folder.path], trust=True, goes_on=True)
         config = self._folder.config()
-        if config.reward.asks_judge:  # the judge that the sweep has started for all who ask it
+        if config.reward.asks_judge:  # the judge that the sweep has started for all runs that ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
         with convert_errors(self._folder):
             check_before_run(config)
@@ -130,24 +131,24 @@ class SweepTrial(Trainable):
             return self._stack.enter_context(open_training(self._folder, config, newest, console))
 
     def _write_down(self, training: Training, exit_reason: str, *, has_pages: bool = True) -> None:
-        """Leaves the summary, and plots and pages; after it nothing of the run is saved any more."""
+        """Writes the summary, and plots and pages; nothing of the run is saved afterwards."""
         self._is_written = True
         training.finish(exit_reason, has_pages=has_pages)
 
     def _end_if_over(self, training: Training) -> None:
-        """Writes the run's end down where it has come to one: its last step, or a curve that is flat."""
+        """Records the end of the run if it is over: at its last step, or with a flat curve."""
         if training.is_over:
             self._reason = State.DONE
         elif self._flat is not None:
             steps, found = self._sweep.evaluations(self._plan)
             if is_flat(steps, found, self._plan.config.steps, self._flat):
-                training.save()  # no later step will: what is played and served is the policy of now
+                training.save()  # no later step will: the current policy is the one to play and serve
                 self._reason = State.FLAT
         if self._reason:
             self._write_down(training, self._reason)
 
     def _report(self) -> dict[str, Any]:
-        """Where the run is; a score is there once there was an evaluation."""
+        """Returns the run's progress, with a score after the first evaluation."""
         steps, found = self._sweep.evaluations(self._plan)
         latest = {"evaluated_at": steps[-1], "score": float(found[-1])} if steps else {}
         speed = self._training.steps_per_s if self._training else 0.0
@@ -161,16 +162,16 @@ class SweepTrial(Trainable):
 
 
 def is_flat(steps: ArrayLike, scores: ArrayLike, total_steps: int, config: FlatConfig) -> bool:
-    """Whether the newest scores have stayed together for as long as `config` asks.
+    """Returns whether the newest scores have been flat for as long as `config` asks.
 
     Args:
         steps: [N] env steps of the evaluations, rising.
         scores: [N] in the score's unit.
         total_steps: env steps of the whole run.
-        config: how long, how closely, and from where on.
+        config: duration, tolerance and first step.
 
     Returns:
-        True when there is an evaluation at or after `after` of the run, at least `share` of the run before the newest,
+        True if there is an evaluation at or after `after` of the run, at least `share` of the run before the newest,
         and all scores from there on lie within `tolerance` of each other.
     """
     steps, scores = np.asarray(steps, float), np.asarray(scores, float)
