@@ -1,1 +1,1 @@
-"""The words of `rlvlm`, a file each: its arguments, and `command`, which hands over to the packages below."""
+"""The commands of `rlvlm`, a file each: its arguments, and `command`, which calls the packages below."""

@@ -1,4 +1,4 @@
-"""What the words of several commands have in common: a task and its overrides, or one of several forms.
+"""Arguments that several commands share: a task and its overrides, or one of several forms.
 
 Imports neither torch nor ray.
 """
@@ -29,14 +29,14 @@ _MOST_USED = (
     *("judge.model", "judge.prompt", "judge.api.base_url", "serve.num_gpus", "algo.preset", "policy.model"),
     *("sft.demonstrations", "eval.episodes"),
 )
-"""Options that a task's help shows, where the task has them, beside the settings that a user's own class adds;
+"""Options that a task's help shows, if the task has them, in addition to the settings that a user's own class adds;
 `--help-all` shows the others too."""
 _EXAMPLE = next(iter(RECIPES))
-"""The task of help texts that name none."""
+"""Task of help texts without a task."""
 _CHECKPOINT = "--policy.model"
-"""The option whose model comes trained, which decides what else a run starts from."""
+"""Option for a trained model, which decides what else a run starts from."""
 _PRESET = "--algo.preset"
-"""The option of estimator and loss, which decides likewise."""
+"""Option for estimator and loss, which decides what else a run starts from."""
 
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -45,23 +45,23 @@ T = TypeVar("T")
 
 
 def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = None, **look: Any) -> T:
-    """The arguments of a command.
+    """Parses the arguments of a command.
 
     Args:
-        kind: their class.
-        words: of the command line.
-        prog: how the user called the command, for help texts.
-        default: values where `words` has none; None takes those of `kind`.
-        look: how tyro shows them.
+        kind: class of the arguments.
+        words: words of the command line.
+        prog: the command as the user called it, for help texts.
+        default: values of options that `words` lacks; None takes those of `kind`.
+        look: options for tyro's display.
 
     Raises:
         UsageError: an option is wrong, or a value breaks a rule.
-        SystemExit: help was asked for (code 0).
+        SystemExit: help was requested (code 0).
     """
     settings: dict[str, Any] = look if default is None else look | {"default": default}
     said, fix = io.StringIO(), f"{prog} --help"
     try:
-        with redirect_stderr(said):  # tyro draws boxes of its own, and ours are all alike
+        with redirect_stderr(said):  # tyro draws its own boxes, but ours are all alike
             return tyro.cli(kind, args=words, prog=prog, **settings)
     except ValueError as error:  # a rule of `kind` itself; those of its parts are shown by the parser
         raise UsageError(str(error), fix) from error
@@ -76,13 +76,13 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
 
 
 def task_first(words: Sequence[str], prog: str, example: str, options: str = "[options]") -> tuple[str, Sequence[str]]:
-    """The task that a command line begins with, and its options; help without a task is that of `example`.
+    """Splits a command line into its task and its options; help without a task is that of `example`.
 
     Args:
-        words: of the command line.
-        prog: how the user called the command.
-        example: a task.
-        options: what follows the task, for the message.
+        words: words of the command line.
+        prog: the command as the user called it.
+        example: a task for help.
+        options: placeholder for the options, for the message.
 
     Raises:
         UsageError: there is no task.
@@ -97,7 +97,7 @@ def task_first(words: Sequence[str], prog: str, example: str, options: str = "[o
 
 @dataclass(frozen=True)
 class RunArguments(Generic[Config]):
-    """The arguments of `run`."""
+    """Arguments of `run`."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -105,23 +105,23 @@ class RunArguments(Generic[Config]):
     print_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the resolved configuration as YAML and stop."""
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Print the run's processes with the cores, GPUs and nodes that each would have, and stop; of the cluster that
-    RAY_ADDRESS names, else of this machine."""
+    """Print the run's processes with their cores, GPUs and nodes, and stop; for the cluster of RAY_ADDRESS, else for
+    this machine."""
 
 
 def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
-    """What the user asked for, checked.
+    """Parses and checks the arguments of a run.
 
     Args:
         words: the task first, then options.
-        prog: how the user called us, for help texts.
+        prog: the command as the user called it, for help texts.
 
     Raises:
-        UsageError: no task, one that does not exist, an option that is wrong, or a value that breaks a rule.
-        SystemExit: help was asked for (code 0).
+        UsageError: the task is missing or does not exist, an option is wrong, or a value breaks a rule.
+        SystemExit: help was requested (code 0).
     """
     task, options = task_first(words, prog, _EXAMPLE)
-    # options decide the defaults before they are parsed: a recipe differs for a policy that comes trained
+    # options decide the defaults before they are parsed: a recipe differs for a trained policy
     default = recipe(task, has_checkpoint=value_of(_CHECKPOINT, options) is not None)
     if (preset := value_of(_PRESET, options)) is not None:
         default = default.starting_for({"algo.preset": preset})
@@ -130,10 +130,10 @@ def parse_run(words: Sequence[str], prog: str) -> RunArguments[RunConfig]:
 
 
 def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunArguments[RunConfig]:
-    """The arguments of a run that starts from `default`; what differs from it has an effect, or is refused.
+    """Parses the arguments of a run that starts from `default`; changes without effect are refused.
 
     Raises:
-        UsageError, SystemExit: as `parse_run`.
+        UsageError, SystemExit: as for `parse_run`.
     """
     known = flat(default)
     options = _whole_numbers(options, {name for name, value in known.items() if type(value) is int})
@@ -149,7 +149,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
         )
         start = _with_most_used(default)
     _check_names(default, known, options)
-    # tyro takes the defaults from an instance of the very class that it is to fill
+    # tyro needs an instance of the very class that it fills for the defaults
     kind: Any = type(start)
     arguments = parse(RunArguments[kind], options, prog, RunArguments(config=start), description=about)
     wanted = arguments.config
@@ -161,7 +161,7 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
 
 
 def value_of(option: str, options: Sequence[str]) -> str | None:
-    """What follows `option` on the command line, empty where nothing does; None where it is not there."""
+    """Returns the value after `option` on the command line, empty if there is none; None without the option."""
     for place, word in enumerate(options):
         name, equals, value = word.partition("=")
         if name == option:
@@ -174,7 +174,7 @@ _THOUSANDS = {"k": 3, "K": 3, "M": 6}
 
 
 def _whole_numbers(options: Sequence[str], names: Collection[str]) -> list[str]:
-    """The options with `1e5`, `2.5k` and `1M` written out where they are values of whole numbers, which `names` has."""
+    """Returns the options with `1e5`, `2.5k` and `1M` written out for the options in `names`, which are integers."""
     found: list[str] = []
     for place, word in enumerate(options):
         head, equals, value = (
@@ -183,7 +183,7 @@ def _whole_numbers(options: Sequence[str], names: Collection[str]) -> list[str]:
         given = _WHOLE.fullmatch(value)
         if given and head[2:].replace("-", "_") in names:
             number = Decimal(given[1]).scaleb(int(given[2] or _THOUSANDS[given[3]]))
-            if number == number.to_integral_value():  # 1.5e0 is none, and the parser says so
+            if number == number.to_integral_value():  # 1.5e0 is not, and the parser says so
                 found.append(f"{head}=" * bool(equals) + str(int(number)))
                 continue
         found.append(word)
@@ -191,11 +191,12 @@ def _whole_numbers(options: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[str]) -> None:
-    """Refuses an option that does not exist where a setting means what its name says: the parser's own suggestions are
-    names that are spelled alike, and --learning-rate does not look like --algo.actor-lr.
+    """Refuses an option that does not exist if a setting has its meaning.
+
+    The parser's own suggestions have a similar spelling, but --learning-rate does not look like --algo.actor-lr.
 
     Raises:
-        UsageError: with those settings.
+        UsageError: lists those settings.
     """
     for option in options:
         given = option.partition("=")[0]
@@ -212,17 +213,17 @@ def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[
 
 
 def _added_by_users(kind: type) -> set[str]:
-    """Names of the fields that classes outside of rlvlm add to `kind`."""
+    """Returns the names of the fields that classes outside of rlvlm add to `kind`."""
     theirs = [part for part in kind.__mro__ if part.__module__.partition(".")[0] != __name__.partition(".")[0]]
     return {name for part in theirs for name in vars(part).get("__annotations__", ())}
 
 
 def _with_most_used(config: Any, prefix: str = "") -> Any:
-    """The config as an instance of a subclass whose fields are hidden from help, all but the most used ones and those
-    that a class outside of rlvlm adds: what users wrote for a task of their own they look for there.
+    """Returns the config as an instance of a subclass with fields hidden from help.
+
+    Only the most used ones stay, and those that a class outside of rlvlm adds, which users look for there.
     """
-    # tyro hides what a field's type says it should, so types are what has to be replaced; options that are hidden
-    # work all the same
+    # tyro hides fields by their type, so types have to be replaced; hidden options still work
     kind, shown, values = type(config), {}, {}
     added = _added_by_users(kind)
     for name, hint in get_type_hints(kind, include_extras=True).items():
@@ -246,12 +247,12 @@ def print_progress(line: str) -> None:
 
 
 def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:
-    """Runs a command of several forms, such as `labels show`, and prints the outcome.
+    """Runs a command with several forms, such as `labels show`, and prints the result.
 
     Args:
-        words: the name of a form first, then its own.
-        prog: how the user called the command.
-        forms: arguments and function by name; the function returns what is printed.
+        words: the name of a form first, then its own arguments.
+        prog: the command as the user called it.
+        forms: arguments and function by name; the function returns the text to print.
 
     Raises:
         UsageError: there is no such form, or a value breaks a rule.

@@ -1,4 +1,4 @@
-"""`rlvlm check-task TASK`."""
+"""`rlvlm check-task TASK`: checks a task's env."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class CheckTaskArguments:
     """Hold a task to its contract, and draw a contact sheet: random and scripted play, a spread of progress, starts."""
 
     task: tyro.conf.Positional[str] = ""
-    """A task by name, `gym:ID`, or `package.module:NAME` for one of your own."""
+    """Task by name, `gym:ID`, or `package.module:NAME` for your own."""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show the tasks that there are, or those of the family that is named, and stop."""
+    """List all tasks, or those of the named family, and stop."""
     out: Path | None = None
-    """The sheet to write, an image; by default contact_sheets/TASK.png."""
+    """Image file for the sheet; by default contact_sheets/TASK.png."""
     episodes: int = 7
     """Episodes of each way to play, from each start, >= 1."""
     seed: int = 0
@@ -32,9 +32,9 @@ class CheckTaskArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`check-task TASK [--out FILE] [--episodes N] [--seed N]` and `check-task [FAMILY] --list`."""
+    """Runs `check-task TASK [--out FILE] [--episodes N] [--seed N]` or `check-task [FAMILY] --list`."""
     arguments = parse(CheckTaskArguments, words, prog)
-    from rlvlm.reports.check_task import check_task, list_tasks  # numpy and the envs: help comes without them
+    from rlvlm.reports.check_task import check_task, list_tasks  # numpy and the envs: not needed for help
 
     if arguments.list:
         return list_tasks(arguments.task)

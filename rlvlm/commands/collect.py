@@ -1,4 +1,4 @@
-"""`rlvlm collect TASK`."""
+"""`rlvlm collect TASK`: plays episodes into a folder of demonstrations."""
 
 import sys
 from collections.abc import Sequence
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CollectArguments:
-    """Play episodes with the task's script, or with a VLM, into a folder; again: goes on, or adds to it."""
+    """Play episodes with the task's script, or with a VLM, into a folder; an existing one is continued or extended."""
 
     out: Path = Path()
     """Folder of the demonstrations; by default `demonstrations/TASK`."""
     episodes: int = 200
-    """Episodes wanted in all, >= 1. Of a task in chunks: those that succeed; failures are kept beside them."""
+    """Number of episodes in all, >= 1. For a task in chunks only successes count; failures are kept beside them."""
     seed: int = 0
-    """Seed of the starts, none of which evaluations use; for tasks in turns 0 to 999. In chunks, a run of the same seed
-    plays the same episodes."""
+    """Seed of the starts, which evaluations never use; 0 to 999 for tasks in turns. In chunks, a run of the same
+    seed plays the same episodes."""
     wrong_actions: float = 0.0
     """For tasks in turns: probability in [0, 1] that another legal action is written and carried out instead."""
     wrong_thoughts: float = 0.0
     """For tasks in turns: probability in [0, 1] that a thought of another turn is written instead."""
     pictures: bool = True
-    """For tasks in turns: whether every turn's image is kept, once each; chat formats need them, learning here does
+    """For tasks in turns: whether to keep every turn's image, once each; chat formats need them, training here does
     not."""
     noise: float = 0.0
-    """For tasks in chunks: standard deviation of what is added to the script's actions, scaled to [-1, 1]."""
+    """For tasks in chunks: standard deviation of noise added to the script's actions, which are scaled to [-1, 1]."""
     p_perturb: float = 0.0
-    """For tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is carried out again in place of
-    the script's, which then begins again; a run learns what the script does about it, and not that chunk."""
+    """For tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is repeated instead of the
+    script's, which then starts again; a run learns the script's reaction, and not that chunk."""
     player: PlayerConfig = field(default_factory=PlayerConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
 
@@ -52,17 +52,17 @@ class CollectArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`collect TASK [options]`: how many episodes the folder holds now."""
+    """Runs `collect TASK [options]`: prints how many episodes the folder holds now."""
     task, options = task_first(words, prog, "number_line")
     task = full_name(task)
     config = recipe(task)
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
-    default = replace(default, **config.script_options())  # what a run of the task would have its script play
+    default = replace(default, **config.script_options())  # the script's settings in a run of the task
     arguments = parse(CollectArguments, options, f"{prog} {task}", default)
     kind = find_task(task).kind
     if kind == "steps":
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
-    # settings of the other kind of env: a recipe's default is no mistake, what was set beside it is
+    # settings of the other kind of env: the recipe's own are defaults and no mistakes, other values are
     others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures", "player")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
@@ -76,7 +76,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
-    """Has the task's script play, or a VLM; what the folder holds then."""
+    """Plays with the task's script or a VLM, and returns a summary of the folder."""
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.chunk_form import form_of
     from rlvlm.demonstrations.collect import Perturbation, collect
@@ -90,7 +90,7 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
         folder = create_folder(out, task, kind, env.action_names, asdict(config))
         num_new = collect(env, player, folder, arguments.episodes, seed, keeps_images=arguments.pictures)
     else:
-        config = config.for_demonstrations()  # whatever a run's training has
+        config = config.for_demonstrations()  # without the settings of a run's training
         env = make_env(task, config, seed)
         folder = create_folder(out, task, kind, env=asdict(config), chunks=asdict(form_of(env)))
         perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
@@ -106,10 +106,10 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
 
 
 def _player_of_turns(task: str, arguments: CollectArguments, has_expert: bool) -> "Demonstrator":
-    """Who plays an env in turns: the VLM that is named, else the task's script.
+    """Returns the player of an env in turns: the named VLM, else the task's script.
 
     Raises:
-        UsageError: there is neither, a setting of the one is given for the other, or the seed is out of range.
+        UsageError: there is neither, a setting of one is given for the other, or the seed is out of range.
     """
     from rlvlm.demonstrations.collect import ScriptedExpert
     from rlvlm.demonstrations.vlm_player import VLMPlayer

@@ -1,4 +1,4 @@
-"""`rlvlm data show | export | import`."""
+"""`rlvlm data show | export | import`: demonstrations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class ShowArguments:
     """Summarise a folder of demonstrations, and rewrite its card and contact sheet."""
 
     folder: tyro.conf.Positional[Path]
-    """Made by `rlvlm collect`."""
+    """Folder made by `rlvlm collect`."""
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
@@ -30,9 +30,9 @@ class ExportArguments:
     """Export demonstrations as chats, or as a table."""
 
     folder: tyro.conf.Positional[Path]
-    """Made by `rlvlm collect`."""
+    """Folder made by `rlvlm collect`."""
     out: Path
-    """The file; one that is there is replaced. Images are named relative to it."""
+    """File to write; an existing one is replaced. Image paths are relative to it."""
     form: Literal["llava", "qwen", "parquet"] = "qwen"
     """llava: a JSON array of conversations; qwen: a line of messages per step; parquet: a row per step, unfiltered."""
     filter: FilterConfig = field(default_factory=FilterConfig)
@@ -43,24 +43,24 @@ class ImportArguments:
     """Import chats or recorded robot trajectories into a folder of demonstrations."""
 
     file: tyro.conf.Positional[Path]
-    """Chats: a JSON array, or one JSON object per line. Else a file or the folder of a data set."""
+    """For chats, a file with a JSON array, or one JSON object per line; else a file or the folder of a data set."""
     out: Path
-    """Folder of the demonstrations; made where there is none."""
+    """Folder of the demonstrations; created if missing."""
     task: str
-    """Chats: the task in turns whose actions the answers name. Else the task in chunks whose instructions are taken."""
+    """For chats, the task in turns whose actions the answers name; else the task in chunks with the instructions."""
     form: Literal["chats", "libero", "lerobot", "rlds"] = "chats"
-    """chats: of LLaVA or Qwen; libero: HDF5 files of LIBERO's; lerobot: a data set of LeRobot's, version 2 or 3; rlds:
-    TFRecord files such as those of modified_libero_rlds."""
+    """Format of the data. chats: chats of LLaVA or Qwen; libero: LIBERO's HDF5 files; lerobot: a LeRobot data set,
+    version 2 or 3; rlds: TFRecord files such as those of modified_libero_rlds."""
     player: str = "imported"
-    """For chats: the name of the player that gave the answers."""
+    """For chats: name of the player that gave the answers."""
     images: Path | None = None
-    """For chats: the folder of the image files, to which their names are relative; by default the file's own."""
+    """For chats: folder of the image files, to which their names are relative; by default the file's own."""
     cut: CutConfig = field(default_factory=CutConfig)
     """For trajectories."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`data show DIR`, `data export DIR --out FILE`, `data import FILE --out DIR --task TASK [--form libero]`."""
+    """Runs `data show DIR`, `data export DIR --out FILE` or `data import FILE --out DIR --task TASK`."""
     forms = {
         "show": (ShowArguments, show),
         "export": (ExportArguments, export),
@@ -70,7 +70,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def show(arguments: ShowArguments) -> str:
-    """The folder's card, written anew, and where the contact sheet of chunks is."""
+    """Rewrites the folder's card and the contact sheet of chunks, and returns the card's text."""
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.folder import open_folder
 
@@ -79,7 +79,7 @@ def show(arguments: ShowArguments) -> str:
     if folder.kind == "chunks":
         from rlvlm.reports.contact_sheet import write_sheet
 
-        # drawn as it was collected; the folder says how
+        # drawn as it was collected; the folder has the settings
         def make() -> Any:
             task = folder.trusted_task(trust=arguments.trust)
             kind = type(task_env(task))
@@ -95,7 +95,7 @@ def show(arguments: ShowArguments) -> str:
 
 
 def export(arguments: ExportArguments) -> str:
-    """How many rows or chats were written, and why others were left out."""
+    """Exports demonstrations, and returns how many rows or chats were written, and why others were left out."""
     from rlvlm.demonstrations.exchange import export_chats, export_parquet
     from rlvlm.demonstrations.folder import open_folder
 
@@ -108,11 +108,11 @@ def export(arguments: ExportArguments) -> str:
 
 
 def import_file(arguments: ImportArguments) -> str:
-    """How many chats or trajectories were added, and why others were left out.
+    """Imports data, and returns how many chats or trajectories were added, and why others were left out.
 
     Raises:
-        UsageError: an option is for the other kind of data, the data are not there or of another kind of task, or
-            nothing of them was or had been added.
+        UsageError: an option is for the other kind of data, the data are missing or of another kind of task, or nothing
+            of them was or had been added.
     """
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.exchange import import_chats
@@ -144,7 +144,7 @@ def import_file(arguments: ImportArguments) -> str:
     write_card(folder)
     left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
     text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"
-    # the same data once more add nothing, and that is no mistake
+    # importing the same data again adds nothing, and is no mistake
     if not counts["added"] and not counts["there already"]:
         raise UsageError(text, "name data of this task, or give the data's task with --task")
     return f"{text}\n"

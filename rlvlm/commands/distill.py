@@ -1,4 +1,4 @@
-"""`rlvlm distill --from STORE --out DIR`."""
+"""`rlvlm distill --from STORE --out DIR`: trains a pocket judge on labels."""
 
 import logging
 import sys
@@ -21,14 +21,14 @@ class DistillArguments:
     store: Annotated[Path, tyro.conf.arg(name="from")]
     """Folder of the label store to learn from."""
     out: Path
-    """New folder of the weights and their card."""
+    """New folder for the weights and their card."""
     settings: Annotated[DistillConfig, tyro.conf.arg(name="")] = field(default_factory=DistillConfig)
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`distill --from STORE --out DIR [options]`: a folder of weights, and how far they agree with the labels."""
+    """Runs `distill --from STORE --out DIR [options]`: prints how far the new weights agree with the labels."""
     arguments = parse(DistillArguments, words, prog)
-    from rlvlm.judges.distill import distill, graded_table  # torch: help comes without it
+    from rlvlm.judges.distill import distill, graded_table  # torch: not needed for help
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     outcome = distill(arguments.store, arguments.out, arguments.settings)

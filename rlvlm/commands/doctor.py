@@ -1,4 +1,4 @@
-"""`rlvlm doctor`: tries what a run needs of this machine, and says the fix for what fails."""
+"""`rlvlm doctor`: checks this machine's requirements for a run, and suggests fixes for failures."""
 
 import json
 import os
@@ -32,7 +32,7 @@ DASHBOARD_PORT = 8265
 
 @dataclass(frozen=True)
 class DoctorArguments:
-    """Try what a run needs of this machine, and say the fix for what fails."""
+    """Check what a run needs of this machine, and suggest fixes for failures."""
 
     json: bool = False
     """Print one JSON object instead of lines."""
@@ -40,26 +40,26 @@ class DoctorArguments:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """What one check found."""
+    """Result of one check."""
 
     name: str
     found: str
     fix: str = ""
-    """What mends it; empty when it is ok."""
+    """Fix for a failure; empty if the check passed."""
     is_essential: bool = True
-    """Whether no run can do without."""
+    """Whether no run works without it."""
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing has to be done about it."""
+        """Whether the check passed."""
         return not self.fix
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`doctor [--json]`: the findings, and whether a run can work here."""
+    """Runs `doctor [--json]`: prints the findings, and whether runs work here."""
     arguments = parse(DoctorArguments, words, prog)
     findings = [finding for check in CHECKS for finding in _findings(check)]
-    # what a run can do without is a note and no failure
+    # a failure that is not essential is only a note
     is_fit = all(finding.is_ok for finding in findings if finding.is_essential)
     if arguments.json:
         report = {"is_fit": is_fit, "findings": [asdict(finding) | {"is_ok": finding.is_ok} for finding in findings]}
@@ -77,17 +77,17 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _findings(check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
-    """What a check finds; one that breaks off has found something too, and the others go on."""
+    """Yields the findings of a check; an exception is a finding too, and the other checks go on."""
     try:
         yield from check()
-    except Exception as error:  # packages of others and the machine's own state, which may fail in any way
+    except Exception as error:  # foreign packages and the machine's own state may fail in any way
         place = traceback.extract_tb(error.__traceback__)[-1]
         found = f"{type(error).__name__}: {error} (in {place.filename}, line {place.lineno})"
         yield CheckResult(name=check.__name__, found=found, fix="mend what the message names; then again")
 
 
 def software() -> Iterator[CheckResult]:
-    """Python, the packages, the pocket judge's weights, and whether LIBERO's packages can be imported."""
+    """Checks Python, the packages, the pocket judge's weights, and whether LIBERO's packages can be imported."""
     fix = "" if (3, 11) <= sys.version_info[:2] <= (3, 13) else "use Python 3.11, 3.12 or 3.13"
     yield CheckResult(name="python", found=sys.version.split()[0], fix=fix)
     versions = {name: package_version(name) for name in PACKAGES}
@@ -95,26 +95,26 @@ def software() -> Iterator[CheckResult]:
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
     yield CheckResult(name="packages", found=found, fix="make setup" if missing else "")
     folder = weights_folder()
-    # the folder may be there without its weights
+    # the folder may exist without its weights
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
     found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
     yield CheckResult(name="pocket judge", found=found, fix="" if size else POCKET_FIX)
-    from rlvlm.envs.robosuite.scene import load  # MuJoCo is not for those who only ask for help
+    from rlvlm.envs.robosuite.scene import load  # MuJoCo is not needed for help
 
     found, fix = "its packages load", ""
     try:
-        load("libero.libero.envs")  # imported, which is more than that it is installed: its assets may be missing
+        load("libero.libero.envs")  # imported, since an installed package may lack its assets
     except MachineError as error:
         found, fix = f"{error}; no other task does", error.fix
-    except Exception as error:  # packages of others, which may fail in any way
+    except Exception as error:  # foreign packages may fail in any way
         found, fix = f"{type(error).__name__}: {error}", "pip install --force-reinstall '.[libero]'"
     yield CheckResult(name="libero", found=found, fix=fix, is_essential=False)
 
 
 def rendering() -> Iterator[CheckResult]:
-    """Whether images can be drawn off-screen, and with what."""
+    """Checks whether images can be drawn off-screen, and with which backends."""
     tried = {backend: try_renderer(backend) for backend in BACKENDS}
-    # any that works will do, unless MUJOCO_GL insists on one that does not
+    # any working one will do, unless MUJOCO_GL insists on one that does not work
     working = [backend for backend, failure in tried.items() if failure is None]
     found = "; ".join(f"{backend}: {failure or 'works'}" for backend, failure in tried.items())
     fix = "" if working else FIX
@@ -125,11 +125,11 @@ def rendering() -> Iterator[CheckResult]:
 
 
 def memory() -> Iterator[CheckResult]:
-    """Main memory with the cores, shared memory, and GPUs."""
+    """Checks main memory and cores, shared memory, and GPUs."""
     free = psutil.virtual_memory().available
     fix = "" if free >= MEMORY_BYTES else f"end other programs: a run takes up to {MEMORY_BYTES / GIB:.0f} GiB"
     yield CheckResult(name="memory and cores", found=f"{free / GIB:.1f} GiB available, {usable_cores()} cores", fix=fix)
-    # Ray's object store lies there; where it is too small, Ray uses a file on the disk and is slower
+    # Ray's object store is there; if it is too small, Ray uses a slower file on disk
     shm = Path("/dev/shm")
     free = shutil.disk_usage(shm).free if shm.is_dir() else 0
     fix = "" if free >= SHM_BYTES else "give the container more: docker run --shm-size=1g"
@@ -138,7 +138,7 @@ def memory() -> Iterator[CheckResult]:
 
 
 def disks() -> Iterator[CheckResult]:
-    """Room where runs lie, where temporary files do, and where checkpoints do; and the home folder, which Ray needs."""
+    """Checks the disk space for runs, temporary files and checkpoints, and the home folder, which Ray needs."""
     found, is_ok = _tried_folder(Path.home(), 0)
     yield CheckResult(name="home folder", found=found, fix="" if is_ok else "export HOME=/tmp/home")
     free = shutil.disk_usage(Path.cwd()).free
@@ -156,7 +156,7 @@ def disks() -> Iterator[CheckResult]:
 
 
 def network() -> Iterator[CheckResult]:
-    """The cluster that RAY_ADDRESS names, and ports on the loopback address."""
+    """Checks the cluster that RAY_ADDRESS names, and ports on the loopback address."""
     try:
         found, fix = cluster_address() or "RAY_ADDRESS is not set: a run starts its own Ray", ""
     except RunError as error:
@@ -177,7 +177,7 @@ CHECKS: tuple[Callable[[], Iterator[CheckResult]], ...] = (software, rendering, 
 
 
 def _tried_folder(folder: Path, min_bytes: int) -> tuple[str, bool]:
-    """How much room there is in a folder or why it cannot be written, and whether that is enough."""
+    """Returns the free space of a folder, or why it cannot be written, and whether that suffices."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # permissions alone say too little: the disk may be read-only, or a quota used up

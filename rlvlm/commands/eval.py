@@ -1,4 +1,4 @@
-"""`rlvlm eval DIR`."""
+"""`rlvlm eval DIR`: plays a run's policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class EvalArguments:
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it."""
     episodes: int = 10
-    """Episodes to play, each with the deterministic policy; of VLMs and VLAs that act, as many again with sampling."""
+    """Episodes with the deterministic policy; for VLMs and VLAs that act, as many again with sampling."""
     video: bool = False
     """Whether to write one video per episode."""
     out: Path | None = None
-    """Folder of evaluation.json and the videos; by default the run's own."""
+    """Folder for evaluation.json and the videos; by default the run's own."""
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 

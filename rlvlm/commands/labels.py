@@ -1,4 +1,4 @@
-"""`rlvlm labels show | export | import | ask`."""
+"""`rlvlm labels show | export | import | ask`: label stores."""
 
 import random
 import sys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlvlm.labels.store import LabelStore
 
 _LINE_EVERY_S = 15.0
-"""From one line of progress to the next, where there was any."""
+"""Minimum interval between two progress lines, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ExportLabelsArguments:
     store: tyro.conf.Positional[Path]
     """Folder of the store."""
     out: Path = Path("labels.parquet")
-    """The file; one that is there is replaced."""
+    """File to write; an existing one is replaced."""
     names: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep the names of people; otherwise they become human:person-1, human:person-2."""
 
@@ -52,13 +52,13 @@ class ImportLabelsArguments:
     """Import the reference implementation's pickled label files into a store, without executing them."""
 
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """The files, or folders whose *.pkl are taken in the order of their names."""
+    """Files, or folders whose *.pkl are read in the order of their names."""
     store: Path
-    """Folder of the store; made where there is none."""
+    """Folder of the store; created if missing."""
     goal: str
-    """What the VLM was asked about, e.g. "open the drawer"; the files do not say."""
+    """Goal in the VLM's questions, e.g. "open the drawer"; the files do not say."""
     judge: str = "unknown"
-    """Which VLM it was; the files do not say."""
+    """Name of the VLM; the files do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +66,28 @@ class AskArguments:
     """Let people answer questions in a browser, on a page of this machine behind a token."""
 
     place: tyro.conf.Positional[Path]
-    """A run's folder, a label store, or recorded data as `rlvlm score` takes them."""
+    """Folder of a run, label store, or recorded data as for `rlvlm score`."""
     page: Annotated[PageConfig, tyro.conf.arg(name="")] = field(default_factory=PageConfig)
     questions: Literal["auto", "waiting", "answered"] = "auto"
-    """waiting: those that a run asks people, now and later; answered: those that other judges answered, so that a
-    person can be held against them; auto: the first where a run asks people, else the second. Of recorded data it
-    is pairs of frames and of ends of episodes."""
+    """waiting: questions that a run asks people, now and later; answered: those that other judges answered, to
+    compare a person with them; auto: waiting if a run asks people, else answered. For recorded data the questions
+    are pairs of frames and of ends of episodes."""
     max_questions: int | None = None
-    """Questions drawn at random from those that other judges answered, >= 1; by default all."""
+    """Number of questions drawn at random from those that other judges answered, >= 1; by default all."""
     agreement: int = 1
-    """Different people who answer each of these questions, >= 1."""
+    """Number of different people who answer each of these questions, >= 1."""
     goal: str = ""
-    """Goal that people are asked about, in place of recorded episodes' own sentences."""
+    """Goal in the questions, instead of recorded episodes' own sentences."""
     camera: str = ""
-    """Camera of recorded data whose images are shown; by default the first that is not a wrist's."""
+    """Camera of recorded data to show; by default the first that is not a wrist's."""
     every: int = 10
-    """Frames of recorded data from one that may be shown to the next, >= 1."""
+    """Interval between frames of recorded data that may be shown, >= 1."""
     pairs: int = 4
-    """Pairs of frames of a recorded episode, >= 1."""
+    """Pairs of frames per recorded episode, >= 1."""
     trust: bool = False
-    """Import the task that recorded data of ours name as MODULE:NAME, which runs its code."""
+    """Import the task that our recorded data name as MODULE:NAME, which runs its code."""
     seed: int = 0
-    """Seed of what is drawn at random."""
+    """Seed of the random draws."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "agreement", "every", "pairs")
@@ -96,7 +96,7 @@ class AskArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES --store DIR --goal PHRASE`,
+    """Runs `labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES --store DIR --goal PHRASE` or
     `labels ask RUN | STORE | DATA`.
     """
     forms = {
@@ -109,7 +109,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def show(arguments: ShowLabelsArguments) -> str:
-    """How many answers there are, of which judges, and how people answered."""
+    """Returns the number of answers of each judge, and people's statistics."""
     from rlvlm.labels.people import PeopleQueue
     from rlvlm.labels.store import open_store
 
@@ -130,7 +130,7 @@ def show(arguments: ShowLabelsArguments) -> str:
 
 
 def export(arguments: ExportLabelsArguments) -> str:
-    """How many answers were written."""
+    """Exports answers, and returns how many were written."""
     from rlvlm.labels.export import export_parquet
     from rlvlm.labels.store import open_store
 
@@ -139,7 +139,7 @@ def export(arguments: ExportLabelsArguments) -> str:
 
 
 def import_files(arguments: ImportLabelsArguments) -> str:
-    """How many labels were taken over, and how right they are."""
+    """Imports labels, and returns how many there are, and how many are right."""
     from rlvlm.judges.prompts import check_goal
     from rlvlm.labels.reference import import_reference
     from rlvlm.labels.store import LabelStore
@@ -161,7 +161,7 @@ def import_files(arguments: ImportLabelsArguments) -> str:
 
 
 def ask(arguments: AskArguments) -> str:
-    """Serves the page until Ctrl-C, or until recorded data are all answered, and says what was answered."""
+    """Serves the page until Ctrl-C, or until recorded data are all answered, and returns a summary of the answers."""
     from rlvlm.labels.people import PeopleQueue
     from rlvlm.serving.label_page import label_page
 
@@ -192,14 +192,14 @@ def ask(arguments: AskArguments) -> str:
 
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()  # a link that waits in a buffer helps nobody
+    sys.stdout.flush()  # a link is of no use in a buffer
 
 
 def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
-    """The store that a path means, None of recorded data; and whether a run asks people.
+    """Returns the store of a path, None for recorded data; and whether a run asks people.
 
     Raises:
-        UsageError: it is none of the three.
+        UsageError: the path is none of the three.
     """
     from rlvlm.demonstrations.recordings import find_form
     from rlvlm.labels.store import is_store, open_store
@@ -221,7 +221,7 @@ def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
 
 
 def _of_other_judges(store: "LabelStore") -> list[Any]:
-    """Questions that a judge, and no person, has answered, each once; those whose images are missing are left out."""
+    """Returns the questions that a judge, not a person, has answered, each once, if all of their images exist."""
     from rlvlm.labels.people import PREFIX
 
     found = {
@@ -254,7 +254,7 @@ def _num_answers(queue: "PeopleQueue") -> int:
 
 
 def _people_lines(queue: "PeopleQueue") -> list[str]:
-    """A line for each person: how many answers, how fast, how sure."""
+    """Returns a line for each person: number of answers, speed, consistency."""
     lines = []
     for name in queue.people():
         figures = queue.figures(name)

@@ -1,4 +1,4 @@
-"""`rlvlm report DIR...`."""
+"""`rlvlm report DIR...`: compares runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ class ReportArguments:
     out: Path | None = None
     """Folder for the page, the tables and the images; by default `report`, or the sweep's own folder."""
     bench: tuple[Path, ...] = ()
-    """Rows of judges (bench.json of `rlvlm judge-bench`), or folders with some: what the bench said and predicted of a
-    judge stands beside the results of the runs that asked it."""
+    """Rows of judges (bench.json of `rlvlm judge-bench`), or folders with some: a judge's figures and predictions
+    are shown beside the results of the runs that asked it."""
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`report DIR... [--out DIR]`: results of runs, or of a sweep."""
+    """Runs `report DIR... [--out DIR]`: reports results of runs, or of a sweep."""
     arguments = parse(ReportArguments, words, prog)
     from rlvlm.runs.folder import check_trust
 
     check_trust(arguments.paths, trust=arguments.trust)
-    from rlvlm.reports.compare import compare  # matplotlib, after what can be said without it
+    from rlvlm.reports.compare import compare  # matplotlib, after everything that can be checked without it
 
     return compare(arguments.paths, arguments.out, arguments.bench)

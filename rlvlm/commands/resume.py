@@ -1,4 +1,4 @@
-"""`rlvlm resume DIR`."""
+"""`rlvlm resume DIR`: resumes a run or a sweep."""
 
 import sys
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from rlvlm.runs.preflight import check_before_run
 
 @dataclass(frozen=True)
 class ResumeArguments:
-    """Go on with a run that was stopped, exactly where its newest checkpoint is; or with a sweep. A run's settings may
-    follow, such as --steps 40000; those that say what is learned stay as they were.
+    """Resume a stopped run exactly at its newest checkpoint, or a sweep. A run's settings may follow, such as --steps
+    40000; those that define what is learned cannot change.
     """
 
     path: tyro.conf.Positional[Path]
@@ -30,8 +30,8 @@ class ResumeArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`resume DIR [options of the run]`: goes on as it was last started, but for the options."""
-    parsed: Any = parse(ResumeArguments, words, prog, return_unknown_args=True)  # then with the words that are left
+    """Runs `resume DIR [options of the run]`: resumes with the last settings, changed by the options."""
+    parsed: Any = parse(ResumeArguments, words, prog, return_unknown_args=True)  # then with the remaining arguments
     arguments, options = parsed
     check_trust([arguments.path], trust=arguments.trust, goes_on=True)
     from rlvlm.sweeps.folder import find_sweep
@@ -52,7 +52,7 @@ def command(words: Sequence[str], prog: str) -> int:
             raise UsageError(f"{option} is for a run that begins", f"leave out {option}")
         config = wanted.config
     newest = next(iter(folder.checkpoints.newest_first()), None)
-    # refused before Ray starts; where it is damaged an older one is gone on from, and its settings are checked then
+    # refused before Ray starts; if it is damaged, an older one is resumed, and its settings are checked then
     with suppress(CorruptCheckpoint):
         if newest is not None:
             check_settings(newest.state, config)
@@ -63,7 +63,7 @@ def command(words: Sequence[str], prog: str) -> int:
     check_newest(folder, arguments.path)
     check_before_run(config)
     if options:
-        with folder.locked():  # not under the hands of a run that works: its folder would no longer say what it does
+        with folder.locked():  # not while the run works: its folder would no longer describe it
             write_settings(folder.path / "config.yaml", config_text(config))
     if newest is None:
         sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")

@@ -1,4 +1,4 @@
-"""`rlvlm run TASK`, and `python -m rlvlm.run TASK`."""
+"""`rlvlm run TASK`, and `python -m rlvlm.run TASK`: trains on a task."""
 
 import os
 import sys
@@ -16,12 +16,12 @@ from rlvlm.runs.settings import commented
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`run TASK [options]`: trains, or prints what it would train with."""
+    """Runs `run TASK [options]`: trains, or prints the configuration."""
     arguments = parse_run(words, prog)
     if arguments.print_config:
         sys.stdout.write(commented(config_text(arguments.config), arguments.config))
         return EXIT_DONE
-    # before there is a folder: a run that cannot start leaves nothing behind
+    # before the folder is created: a run that cannot start leaves nothing behind
     check_before_run(arguments.config)
     if arguments.plan:
         from rlvlm.runs.networks import envs_advice
@@ -34,6 +34,6 @@ def command(words: Sequence[str], prog: str) -> int:
                 plain_console().print(advice)
         return EXIT_DONE
     folder = create_folder(arguments.config, [*prog.split(), *words], datetime.now())
-    from rlvlm.runs.train import start_run  # torch and ray, after all that can be checked without
+    from rlvlm.runs.train import start_run  # torch and ray, after everything that can be checked without them
 
     return start_run(folder, arguments.config)

@@ -1,4 +1,4 @@
-"""`rlvlm score DATA`."""
+"""`rlvlm score DATA`: labels recorded episodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,40 +18,40 @@ from rlvlm.serving.config import PageConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreArguments:
-    """Have a judge label recorded episodes: a table of labels, and a page that says which to drop. The data are only
-    read.
+    """Let a judge label recorded episodes: writes a table of labels, and a page with advice on which to drop. The data
+    are only read.
     """
 
     data: tyro.conf.Positional[Path]
-    """A LeRobot data set, HDF5 files of LIBERO's, a folder of `rlvlm collect`, a folder of MP4 videos with sentences
+    """LeRobot data set, LIBERO's HDF5 files, a folder of `rlvlm collect`, a folder of MP4 videos with sentences
     (clip.txt beside clip.mp4, or metadata.csv or .jsonl with file_name, goal and success), or one video."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     app: str = ""
-    """Name of a running Serve app that judges, on the cluster that RAY_ADDRESS names, in place of --judge.*."""
+    """Name of a running Serve app on the cluster of RAY_ADDRESS that judges instead of --judge.*."""
     goal: str = ""
-    """What the judge is asked about, in place of the episodes' own sentences."""
+    """Goal in the questions, instead of the episodes' own sentences."""
     camera: str = ""
-    """Whose images are shown; by default the first that is not a wrist's."""
+    """Camera to show; by default the first that is not a wrist's."""
     ask: tuple[Literal["progress", "success", "pairs"], ...] = ("progress", "success")
-    """progress: of frames; success: of whole episodes; pairs: which of two frames of an episode is nearer to the goal,
-    and which of two episodes' ends."""
+    """Questions to ask. progress: of frames; success: of whole episodes; pairs: which of two frames of an episode is
+    nearer to the goal, and which of two episodes' ends."""
     every: int = 10
-    """Frames from one that is asked about to the next, >= 1; the last is always asked about."""
+    """Frames from one question to the next, >= 1; the last frame is always included."""
     clips: Literal["growing", "single"] = "growing"
-    """What progress is asked of. growing: the clip up to the frame; single: the frame alone."""
+    """Images shown for progress. growing: the clip up to the frame; single: the frame alone."""
     pairs: int = 4
-    """Pairs of frames of an episode, >= 1, each asked in both orders; for --ask pairs."""
+    """Pairs of frames per episode, >= 1, each asked in both orders; for --ask pairs."""
     frames: int | None = None
-    """Images shown of a clip, >= 1; by default 8, and 1 of a judge that was trained on single images."""
+    """Images shown per clip, >= 1; by default 8, or 1 for a judge that was trained on single images."""
     success: SuccessRule | None = None
-    """What episodes are taken for, where the data do not say which succeeded. assumed: all did; none: none did. By
-    default it is unknown."""
+    """Rule for episodes whose data do not state their success. assumed: all succeeded; none: none did. By default it
+    is unknown."""
     against: Path | None = None
-    """labels.parquet of another judge on the same data: episodes about which the two disagree are suspicious."""
+    """File labels.parquet of another judge on the same data: episodes about which the two disagree are suspicious."""
     preflight: int = 20
-    """Known items that are asked first; a judge whose answers say nothing is refused. 0: none."""
+    """Number of known items that are asked first; a judge with meaningless answers is refused. 0 asks none."""
     out: Path | None = None
-    """Folder of labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data."""
+    """Folder for labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data."""
     trust: bool = False
     """Import the task that a folder of demonstrations names as MODULE:NAME, which runs its code."""
     seed: int = 0
@@ -67,12 +67,12 @@ class ScoreArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`score DATA [--judge.* ...] [--out DIR]`."""
+    """Runs `score DATA [--judge.* ...] [--out DIR]`."""
     return score(parse(ScoreArguments, words, prog))
 
 
 def score(arguments: ScoreArguments, page: PageConfig | None = None) -> int:
-    """Labels the data and returns the exit code; `page` says where people answer, where they judge."""
+    """Labels the data and returns the exit code; `page` is the page for people, if they judge."""
     from rlvlm.demonstrations.recordings import Recordings, find_form
     from rlvlm.judge_bench.scoring import Asked
     from rlvlm.reports.score import score_data
@@ -80,7 +80,7 @@ def score(arguments: ScoreArguments, page: PageConfig | None = None) -> int:
     judge, path = arguments.judge, arguments.data.absolute()
 
     def make_draw(folder: Any) -> Any:
-        # drawn as it was collected; the folder says how
+        # drawn as it was collected; the folder has the settings
         task = folder.trusted_task(trust=arguments.trust)
         kind = type(task_env(task))
         env = make_env(task, read_settings(kind, own_settings(kind, folder.env)), 0)

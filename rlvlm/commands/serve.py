@@ -40,7 +40,7 @@ from rlvlm.serving.guard import make_token, read_token
 from rlvlm.vlms.stills import to_png
 
 REPORT_S = 15.0
-"""Seconds after which a line about the same thing is repeated, where there is no terminal."""
+"""Interval in seconds after which a progress line is repeated if there is no terminal."""
 WATCH_S = 1.0
 FOLDER = "serve_apps"
 _POLICY_APP = "policy"
@@ -48,22 +48,22 @@ _POLICY_APP = "policy"
 
 @dataclass(frozen=True)
 class ServeArguments:
-    """Put judges or a run's policy behind HTTP, with a token, until Ctrl-C; on a private Ray or that of RAY_ADDRESS."""
+    """Serve judges or a run's policy over HTTP, with a token, until Ctrl-C; on a private Ray or that of RAY_ADDRESS."""
 
     name: tyro.conf.Positional[str] = ""
-    """An app of the list, the path of an app file (YAML), or the folder of a run whose policy answers in text."""
+    """Name of an app, path of an app file (YAML), or folder of a run whose policy answers in text."""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show the apps that there are, and stop."""
+    """List the apps, and stop."""
     host: str = ""
     """Address to listen on; empty keeps the file's, which is this machine alone."""
     port: int = 0
     """Port to listen on; 0 keeps the file's."""
     token_file: str = ""
-    """File with the bearer token (mode 0600); made with a random one if absent. Empty keeps the file's."""
+    """File with the bearer token (mode 0600); created with a random one if missing. Empty keeps the file's."""
     media_root: str = ""
-    """Folder that `video_path` may name videos of; empty keeps the file's, which is none."""
+    """Folder below which `video_path` may name videos; empty keeps the file's, which is none."""
     replicas: int = 1
-    """Copies of a run's policy; app files say it themselves."""
+    """Copies of a run's policy; app files set their own number."""
     num_gpus: float = 0.0
     """Share of a GPU for each of these copies."""
     metrics: bool = False
@@ -71,11 +71,11 @@ class ServeArguments:
     trust: bool = False
     """Import the task that a run's folder names as MODULE:NAME, which runs its code."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names under which callers may call; empty keeps the file's, which are those of this machine."""
+    """Host names that callers may use; empty keeps the file's, which are those of this machine."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`serve NAME [options]` and `serve --list`: serves until Ctrl-C."""
+    """Runs `serve NAME [options]` or `serve --list`: serves until Ctrl-C."""
     arguments = parse(ServeArguments, words, prog)
     if arguments.list:
         show_list(Console())
@@ -83,7 +83,7 @@ def command(words: Sequence[str], prog: str) -> int:
     names = list(app_files())
     if not arguments.name:
         raise UsageError(f"name an app: {prog} NAME; apps: {', '.join(names)}", f"{prog} --list")
-    # the app's name wins: `judge-bench --out pocket` leaves a folder that is no run
+    # the app's name wins: `judge-bench --out pocket` leaves a folder that is not a run
     if arguments.name not in names and Path(arguments.name).is_dir():
         found = run_app(Path(arguments.name), arguments.replicas, arguments.num_gpus, arguments.trust)
     elif (arguments.replicas, arguments.num_gpus, arguments.trust) != (1, 0.0, False):
@@ -101,28 +101,28 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
-    """Starts the apps of `file`, says when and where they answer, and stops them on Ctrl-C.
+    """Starts the apps of `file`, prints when and where they answer, and stops them on Ctrl-C.
 
     Args:
-        file: what is served.
+        file: apps to serve.
         exports_metrics: whether a private Ray opens its metrics port.
 
     Returns:
-        0 when it was stopped while it served, 130 while it was still loading.
+        0 if it was stopped while it served, 130 while it was still loading.
 
     Raises:
         MachineError: the port is taken, or the media root or the token file cannot be used.
-        JudgeUnavailable: something cannot be loaded or placed; says why.
+        JudgeUnavailable: an app cannot be loaded or placed; says why.
     """
     if not os.environ.get("RAY_ADDRESS") and not port_is_free(file.port):  # else Serve may be what listens there
         raise MachineError(f"port {file.port} is taken", "choose another: --port N")
     if file.http.media_root and not Path(file.http.media_root).is_dir():
         raise MachineError(f"the media root {file.http.media_root} is not a folder", "create it, or name another")
-    # the token must be there before the first request, which may come as soon as the port is open
+    # the token must exist before the first request, which may come as soon as the port is open
     is_new = make_token(file.http.token_path)
-    read_token(file.http.token_path)  # what is wrong with it is said now, not by a replica in a minute
+    read_token(file.http.token_path)  # an error in it is reported now, not by a replica in a minute
     with ExitStack() as stack:
-        # removed at a good end; after a failure it is all there is of what libraries said
+        # removed after a clean end; after a failure it holds the only output of libraries
         log = Path(tempfile.mkstemp(prefix="rlvlm-serve-", suffix=".log")[1])
         console = Console(file=stack.enter_context(quiet_output(log)), highlight=False, soft_wrap=True)
         stop = stack.enter_context(StopRequest())
@@ -148,7 +148,7 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
         down: list[str] = []
         while not stop:
             time.sleep(WATCH_S)
-            # said when it changes, not every second
+            # printed on changes, not every second
             now = unhealthy(file)
             if now != down:
                 console.print(f"{', '.join(now)}: being replaced" if now else "all answer again")
@@ -159,10 +159,9 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
 
 
 class Progress:
-    """What the start is at, in a line that changes in place on a terminal.
+    """Shows the current step of the start, in a line that is updated in place on a terminal.
 
-    Elsewhere, as in a job's log, each new thing is a line of its own however short it lasts, and what takes long is
-    repeated.
+    Elsewhere, as in a job's log, each new step gets its own line, and a long one is repeated.
     """
 
     def __init__(self, console: Console) -> None:
@@ -174,7 +173,7 @@ class Progress:
             self._status.start()
 
     def say(self, what: str, waited_s: float = 0.0) -> None:
-        """Shows what is being done, and for how many seconds by now."""
+        """Shows the current step, and its duration in seconds so far."""
         line = Text(f"{what} ({waited_s:.0f} s)" if waited_s >= 1 else what)
         if self._status:
             self._status.update(line)
@@ -183,16 +182,16 @@ class Progress:
             self._console.print(line)
 
     def end(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._status:
             self._status.stop()
 
 
 def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, examples: Path) -> None:
-    """Where it listens, what it needs, and lines to paste, about what is put into the folder `examples`."""
+    """Prints address, requirements, and lines to paste; their example files are put into the folder `examples`."""
     token = file.http.token_path
     reach = "this machine only" if file.is_loopback else "every machine that can reach it; put TLS in front"
-    # what another process needs to join this Ray: where it is, and the file of its token
+    # needed by another process to join this Ray: its address, and the file of its token
     variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
     # set by the session that has just started, or by the command that started the cluster
     variables |= {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
@@ -208,7 +207,7 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, ex
         for entry in file.judges
     ]
     videos = f"below {file.http.media_root}" if file.http.media_root else "not by name; --media-root DIR allows it"
-    # the token comes from the file as it is sent, so the list of processes does not show it (bash and zsh)
+    # the token is read from the file when it is sent, so the list of processes does not show it (bash and zsh)
     curl = f"""curl -s -H @<(printf 'Authorization: Bearer %s' "$(cat {token})")"""
     if file.turn:  # images are too long for a line to paste
         image, prompt = file.turn
@@ -234,7 +233,7 @@ def show_ready(console: Console, file: AppFile, seconds: float, is_new: bool, ex
 
 
 def example_question(folder: Path) -> dict[str, Any]:
-    """A whole question to a judge, about a task that is drawn in milliseconds; its two images are put into `folder`."""
+    """Returns a complete question to a judge about a task that draws in milliseconds; its images go into `folder`."""
     env = make_env("cartpole", task_env("cartpole"), 0)
     env.reset(seed=0)
     balanced = env.snapshot()
@@ -249,10 +248,10 @@ def example_question(folder: Path) -> dict[str, Any]:
 
 
 def find_app(name: str) -> AppFile:
-    """The app file of that name in the folder of app files, or at that path.
+    """Returns the app file of that name in the folder of app files, or at that path.
 
     Raises:
-        UsageError: there is none, or what it says breaks a rule.
+        UsageError: there is none, or its content breaks a rule.
     """
     if name.endswith((".yaml", ".yml")):
         return read_app_file(Path(name))
@@ -265,7 +264,7 @@ def find_app(name: str) -> AppFile:
 
 
 def app_files() -> dict[str, Path]:
-    """App files by their names: of `serve_apps` here, else in the checkout, else in the installed package.
+    """Returns app files by name: those of `serve_apps` here, else in the checkout, else in the installed package.
 
     Raises:
         UsageError: there is no such folder.
@@ -277,13 +276,13 @@ def app_files() -> dict[str, Path]:
 
 
 def show_list(console: Console) -> None:
-    """One line per judge, and below them what each app is for and how a run attaches to it."""
+    """Prints one line per judge, and below them the purpose of each app and how a run attaches to it."""
     heads, rows = ("app", "backend", "model", "takes"), []
     files = [read_app_file(path) for path in app_files().values()]
     for file in files:
         for number, entry in enumerate(file.judges):
             model = entry.judge.model.rpartition("/")[2] or "its own"
-            # the name of an app stands at the first of its judges alone
+            # an app's name is shown only at its first judge
             rows.append(("" if number else file.name, entry.judge.backend, model, entry.resources))
     console.print(plain_table(heads, rows, words=heads))
     console.print()
@@ -293,13 +292,13 @@ def show_list(console: Console) -> None:
 
 
 def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
-    """The app of the policy that `path` names.
+    """Returns the app of the policy in `path`.
 
     Args:
-        path: a run's folder, or a checkpoint in it; without one the best is taken.
-        replicas: copies of the policy.
-        num_gpus: share of a GPU for each.
-        trust: whether code that the folder names may be imported.
+        path: a run's folder, or a checkpoint in it; without a checkpoint the best is used.
+        replicas: number of copies of the policy.
+        num_gpus: share of a GPU for each copy.
+        trust: whether code named in the folder may be imported.
 
     Raises:
         UsageError: there is no run or no checkpoint, or its policy does not act in text or by a head.
@@ -356,7 +355,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
 
 
 def trained_policy(config: PolicyConfig, num_actions: int, *, checkpoint: Path) -> Any:
-    """The policy with the weights of `checkpoint`."""
+    """Returns the policy with the weights of `checkpoint`."""
     from rlvlm.algorithms.policy_gradient.player import load_vlm
     from rlvlm.policies.vlm.loading import load_policy
 

@@ -1,4 +1,4 @@
-"""`rlvlm sft TASK --from DATA`."""
+"""`rlvlm sft TASK --from DATA`: fine-tunes a policy on demonstrations."""
 
 import shlex
 import sys
@@ -25,12 +25,12 @@ SFT = TypeVar("SFT")
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments(Generic[Env, Policy, SFT]):
-    """Fine-tune a policy on the demonstrations in a folder; again with the same --out: goes on where it stopped."""
+    """Fine-tune a policy on the demonstrations in a folder; with the same --out again, continue where it stopped."""
 
     source: Annotated[Path, tyro.conf.arg(name="from")]
-    """Folder that `rlvlm collect` or `rlvlm data import` made."""
+    """Folder made by `rlvlm collect` or `rlvlm data import`."""
     out: Path
-    """Folder of what is trained; by default `sft/TASK`."""
+    """Folder for the trained policy; by default `sft/TASK`."""
     env: Env
     policy: Policy
     sft: SFT
@@ -40,12 +40,12 @@ class SFTArguments(Generic[Env, Policy, SFT]):
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`sft TASK --from DATA [options]`: the start of a run of TASK, into a folder that a run may begin with."""
+    """Runs `sft TASK --from DATA [options]`: trains the start of a run of TASK into a folder that a run can use."""
     task, options = task_first(words, prog, "number_line", "--from DATA")
     if find_task(task).kind == "steps":
         raise UsageError(f"{task} is an env in steps", f"it needs no demonstrations: rlvlm run {task}")
     own: Any = recipe(task)
-    # the rules of `sft` hold for what --from names, so it is known before the other options are read
+    # the rules of `sft` depend on --from, so it is read before the other options
     source = value_of("--from", options) or ""
     default = SFTArguments(
         source=Path(source), out=Path("sft") / task.replace("/", "-"), env=own.env, policy=own.policy,
@@ -84,7 +84,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _as_run(own: Any, arguments: SFTArguments[Any, Any, Any], prog: str) -> Any:
-    """The run that begins as the job does: its settings are held to the same rules.
+    """Returns the run that begins as the job does, so that its settings obey the same rules.
 
     Raises:
         UsageError: a value breaks a rule, or a setting has no effect.

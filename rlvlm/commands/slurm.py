@@ -1,4 +1,4 @@
-"""`rlvlm slurm`: a run or a sweep as a SLURM job. Writes the job's script beside its folder and hands it to sbatch."""
+"""`rlvlm slurm`: submits a run or a sweep as a SLURM job, with a script that is written beside its folder."""
 
 import os
 import re
@@ -26,40 +26,40 @@ from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
 
 BODY = "# ---- below this line the copies are alike ----\n"
-"""Where the part of the template begins that every job's script has."""
+"""Line of the template below which all jobs' scripts are equal."""
 _MAX_GPUS_PER_NODE, _MAX_CPUS_PER_NODE = 16, 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmConfig:
-    """What a job asks SLURM for."""
+    """Resources that a job requests from SLURM."""
 
     nodes: int = 1
-    """Machines, >= 1. The run is on the first; judges go where their GPUs are."""
+    """Machines, >= 1. The run is on the first; judges are placed where their GPUs are."""
     gpus_per_node: int = 0
-    """GPUs on each of them. One is enough for two judges at --serve.num-gpus 0.5."""
+    """GPUs per node. One is enough for two judges at --serve.num-gpus 0.5."""
     cpus: int = 4
     """CPU cores per node, >= 2: one for learning, one for the judge."""
     memory_gb: int = 16
     """Memory per node, in GB."""
     time: str = "24:00:00"
-    """Time limit of the job, as SLURM writes it; a run that needs more is requeued and goes on."""
+    """Time limit of the job, in SLURM's format; a run that needs more is requeued and resumed."""
     partition: str = ""
-    """Where to queue; empty takes the cluster's default."""
+    """Partition; empty takes the cluster's default."""
     account: str = ""
-    """Account that pays; empty takes yours."""
+    """Account to charge; empty takes yours."""
     save_s: int = 180
-    """How long before the time limit the run gets the signal to save, in seconds, 30 to 3600."""
+    """Time between the signal to save and the time limit, in seconds, 30 to 3600."""
     restarts: int = 20
-    """Most times that the job requeues itself, >= 0."""
+    """Maximum number of times that the job requeues itself, >= 0."""
     image: str = ""
     """Apptainer image to run in (cluster/rlvlm.def); empty runs with this Python."""
     scratch: str = ""
     """Fast disk for checkpoints, the job's RLVLM_SCRATCH; the newest and the best are copied to the run's folder."""
     offline: bool = True
-    """Whether the job looks for weights on disk alone (`rlvlm fetch` puts them there)."""
+    """Whether the job finds weights on disk only (`rlvlm fetch` puts them there)."""
     extra: tuple[str, ...] = ()
-    """More options for sbatch, without their dashes, e.g. qos=high exclusive."""
+    """Additional options for sbatch, without their dashes, e.g. qos=high exclusive."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "nodes", "memory_gb")
@@ -75,31 +75,31 @@ class SlurmConfig:
 
 @dataclass(frozen=True)
 class SlurmArguments:
-    """Run a task as a SLURM job that saves, requeues itself and goes on. The run's own options follow after a --.
-    The same for a sweep, whose report the job writes at its end.
+    """Run a task as a SLURM job that saves, requeues itself and resumes. The run's own options follow after a --. A
+    sweep works in the same way; the job writes its report at the end.
     """
 
     task: tyro.conf.Positional[str]
-    """The task, as for rlvlm run; or a sweep's YAML file, as for rlvlm sweep."""
+    """Task, as for rlvlm run; or a sweep's YAML file, as for rlvlm sweep."""
     job: Annotated[SlurmConfig, tyro.conf.arg(name="")] = field(default_factory=SlurmConfig)
     out: Path | None = None
-    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>, of a sweep runs/sweeps/NAME.
-    Script and log lie beside it."""
+    """The run's folder, on a disk that all nodes share; by default runs/TASK/<time>, or runs/sweeps/NAME for a
+    sweep. Script and log lie beside it."""
     show: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the script and stop."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`slurm TASK [options] [-- options of the run]`: the job's id, and what to do with it."""
-    # what stands before the -- is the job's, what follows is the run's
+    """Runs `slurm TASK [options] [-- options of the run]`: prints the job's id, and how to follow it."""
+    # options before the -- are the job's, those after it the run's
     split = list(words).index("--") if "--" in words else len(words)
     own, options = words[:split], words[split + 1 :]
     arguments = parse(SlurmArguments, own, prog)
     from rlvlm.runs.networks import main_memory
-    from rlvlm.runs.placement import layout_of, place  # Ray and torch are not for those who only ask for help
+    from rlvlm.runs.placement import layout_of, place  # Ray and torch are not needed for help
 
     lay_out: Callable[[Sequence[Any]], Any]
-    # what is wrong with it is said now, not by a job tomorrow
+    # errors are reported now, not by a job tomorrow
     if Path(arguments.task).suffix in (".yaml", ".yml"):
         if options:
             raise UsageError(f"a sweep takes no {options[0]}", f"change {arguments.task}, or a copy of it")
@@ -109,7 +109,7 @@ def command(words: Sequence[str], prog: str) -> int:
         configs = [plan.config for plan in plans]
 
         def lay_out_sweep(machines: Sequence[Any]) -> None:
-            # all of its judges work at a time, and beside them at least one run; fewer cores mean fewer runs at a time
+            # all of its judges work at once, with at least one run beside them; fewer cores mean fewer concurrent runs
             judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
             started = [role for judge in judges for role in judge.roles if role.name == JUDGE_ROLE]
             mine = Role(name="a run's own process", gpus=sweep.resources.gpus, setting="resources.gpus of the sweep")
@@ -153,8 +153,9 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _check_memory(job: SlurmConfig, taken: Mapping[str, Mapping[str, float]]) -> None:
-    """Raises UsageError where processes of a large policy take more main memory than a node of the job has; `taken` is
-    what `main_memory` gives.
+    """Raises UsageError if processes with a large policy need more main memory than a node of the job has.
+
+    `taken` is the result of `main_memory`.
     """
     for node, roles in taken.items():
         if (total := sum(roles.values())) > job.memory_gb:
@@ -167,10 +168,10 @@ def _check_memory(job: SlurmConfig, taken: Mapping[str, Mapping[str, float]]) ->
 
 
 def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], Any]) -> Any:
-    """What `lay_out` says, which gives each process its place on the nodes of the job.
+    """Returns the result of `lay_out`, which places each process on the job's nodes.
 
     Raises:
-        UsageError: one has no place; says how many GPUs, or cores, a node would have to have, where more are enough.
+        UsageError: a process has no place; says how many GPUs or cores per node would suffice, if any.
     """
     from rlvlm.runs.placement import Node
 
@@ -195,7 +196,7 @@ def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], Any]) -> 
 
 
 def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:
-    """Raises UsageError where the runs want weights of judges or policies that the job will not have."""
+    """Raises UsageError if the runs need weights of judges or policies that the job will not find."""
     policies = {(model, revision) for config in configs for _, model, revision in config.networks().values() if model}
     judges = {
         (config.judge.model, config.judge.revision)
@@ -216,10 +217,10 @@ def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:
 
 
 def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
-    """The whole script: the settings on top, below them the part that all jobs share.
+    """Returns the whole script: the settings first, then the part that all jobs share.
 
     Args:
-        config: what the job asks for.
+        config: resources of the job.
         out: the run's folder, absolute, on a disk that all nodes share.
         words: the task and its options; or `sweep` and its file.
     """
@@ -232,11 +233,11 @@ def job_script(config: SlurmConfig, out: Path, words: Sequence[str]) -> str:
         f"--cpus-per-task={config.cpus}",
         f"--mem={config.memory_gb}G",
         f"--time={config.time}",
-        "--requeue",  # after a node's failure too, with the log kept whole by append
+        "--requeue",  # also after a node's failure, with the log kept whole by append
         "--open-mode=append",
-        f"--signal=B:USR1@{config.save_s}",  # B: to the script, which hands it to the run and not to the judges
+        f"--signal=B:USR1@{config.save_s}",  # B: to the script, which passes it to the run and not to the judges
     ]
-    # what is not asked for is left out: some clusters refuse an empty or a zero request
+    # unused options are left out: some clusters refuse an empty or a zero request
     options += [f"--gpus-per-node={config.gpus_per_node}"] if config.gpus_per_node else []
     options += [f"--partition={config.partition}"] if config.partition else []
     options += [f"--account={config.account}"] if config.account else []
@@ -258,7 +259,7 @@ def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:
         UsageError: the path cannot be in a script, a job for this folder was written before, or it cannot be written.
     """
     script = out.with_name(f"{out.name}.sbatch")
-    # SLURM would take % for a pattern of its own in the log's name
+    # SLURM would expand % as a pattern in the log's name
     if re.search(r"[\s%\\]", str(out)):
         raise UsageError(f"SLURM allows no spaces, % or \\ in a log's path, got {out}", "choose another --out")
     if script.exists() or out.exists():
@@ -273,7 +274,7 @@ def write_job(config: SlurmConfig, out: Path, words: Sequence[str]) -> Path:
 
 
 def submit(script: Path) -> str:
-    """Hands the script to SLURM and returns the job's id.
+    """Submits the script to SLURM and returns the job's id.
 
     Raises:
         MachineError: there is no SLURM here, or it refuses the job; says why.
@@ -284,4 +285,4 @@ def submit(script: Path) -> str:
     if result.returncode != 0:
         said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-1]
         raise MachineError(f"SLURM refuses the job: {said}", f"correct {script}, then: sbatch {script}")
-    return result.stdout.strip().partition(";")[0]  # with several clusters the name follows
+    return result.stdout.strip().partition(";")[0]  # with several clusters the cluster's name follows

@@ -1,4 +1,4 @@
-"""`rlvlm sweep FILE`."""
+"""`rlvlm sweep FILE`: runs a sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,20 +16,20 @@ from rlvlm.sweeps.plan import expand, notes_of_plans
 
 @dataclass(frozen=True)
 class SweepArguments:
-    """Run every task with every reward source and every seed of a file; the same command goes on with what is left."""
+    """Run every task with every reward source and every seed of a file; repeating the command resumes the rest."""
 
     file: tyro.conf.Positional[str]
-    """A YAML file, or the name of one in tune_configs/."""
+    """YAML file, or the name of one in tune_configs/."""
     out: Path | None = None
     """The sweep's folder; by default runs/sweeps/NAME."""
     smoke: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Shorten every run to minutes: all parts run, nothing is trained to convergence."""
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show the runs and what each may spend, and stop."""
+    """Show the runs and their budgets, and stop."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`sweep FILE [--out DIR] [--smoke] [--plan]`: runs what is left of it, or shows what it would run."""
+    """Runs `sweep FILE [--out DIR] [--smoke] [--plan]`: runs unfinished runs, or shows them."""
     arguments = parse(SweepArguments, words, prog)
     file = find_sweep_file(arguments.file)
     sweep = read_sweep(file)
@@ -39,13 +39,13 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.plan:
         show_plan(sweep, out)
         return EXIT_DONE
-    from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after all that can be checked without
+    from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after everything that can be checked without them
 
     return run_sweep(out, sweep)
 
 
 def show_plan(sweep: SweepConfig, out: Path) -> None:
-    """Prints what a sweep would run.
+    """Prints the runs of a sweep.
 
     Raises:
         UsageError: a setting is wrong.
@@ -54,7 +54,7 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
     rows = []
     for task in sweep.tasks:
         for source, about in sweep.sources.items():
-            # runs of a task and source differ in their seed alone
+            # runs of a task and source differ only in their seed
             config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
             queries = f"{config.max_queries:,}" if config.max_queries else "-"
             seeds = ", ".join(map(str, sweep.seeds_of(task)))
