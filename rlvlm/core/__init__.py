@@ -1,4 +1,4 @@
-"""What every package shares: frozen records of numpy arrays, errors, metric names, files on disk and the console.
+"""Shared by every package: frozen records of numpy arrays, errors, metric names, files on disk and the console.
 
 Shape letters, used in every docstring of the project:
 B batch, T steps of an episode, L steps of a segment, K ensemble members, G group, N any count, D obs, A action,

@@ -1,15 +1,16 @@
-"""Limits of settings, for `__post_init__` of configs: each says which setting is wrong, the rule and what was given.
+"""Checks of settings for `__post_init__` of configs: an error names the setting, the rule and the given value.
 
-`section` is where a user finds the settings: `judge.api` of `judge.api.retries`, `--` of a command's options, and empty
-where they stand in no section.
+`section` is where a user finds the settings: `judge.api` for `judge.api.retries`, `--` for a command's options, and
+empty for settings outside of sections.
 """
 
-# Every rule is written so that NaN, which compares false with everything, is refused too.
+# every rule is written so that NaN, which compares false with everything, is refused too
 
 
 def check_interval(owner: object, section: str, interval: str, *names: str) -> None:
-    """Raises ValueError unless every named field of `owner` lies in `interval`, written as in mathematics: `(0, 1]` has
-    1 in it, and not 0.
+    """Raises ValueError unless every named field of `owner` lies in `interval`.
+
+    The interval is written as in mathematics: `(0, 1]` includes 1 but not 0.
     """
     low, high = map(float, interval[1:-1].split(","))
     for name in names:
@@ -26,7 +27,7 @@ def check_shares(owner: object, section: str, *names: str) -> None:
 
 
 def check_least(owner: object, section: str, least: float, *names: str) -> None:
-    """Raises ValueError unless every named field is `least` or above."""
+    """Raises ValueError unless every named field is at least `least`."""
     for name in names:
         if not getattr(owner, name) >= least:
             raise ValueError(f"{_place(section, name)} must be >= {least:g}, got {getattr(owner, name)}")
@@ -40,7 +41,7 @@ def check_positive(owner: object, section: str, *names: str) -> None:
 
 
 def _place(section: str, name: str) -> str:
-    """What a user calls the field: `judge.api.retries`, or `--ask-swapped`."""
+    """Returns the user's name of the field: `judge.api.retries`, or `--ask-swapped`."""
     if section == "--":
         return f"--{name.replace('_', '-')}"
     return f"{section}.{name}" if section else name

@@ -1,9 +1,10 @@
-"""Files and folders that appear whole or not at all, and lines that are appended whole. Every room writes through here.
+"""Files and folders that appear whole or not at all, and lines that are appended whole. All packages write through
+here.
 
-A crash, a full disk or another process sees the old content or the new one, and never a part of either.
+After a crash or with a full disk, and for another process, there is the old content or the new, never a part of it.
 
 Some file systems have no symbolic links (exFAT, CIFS), locks (Lustre without `flock`) or fsync of folders (CIFS, FUSE).
-What only adds safety is then left out, with a warning; a lock is replaced by a claim file.
+Anything that only adds safety is then left out, with a warning; a lock is replaced by a claim file.
 """
 
 import errno
@@ -27,37 +28,37 @@ from typing import IO, Any
 from rlvlm.core.errors import UsageError
 
 _CLAIM = ".claim"
-"""A file in a temporary folder; a process that uses the folder holds a lock on it."""
+"""File in a temporary folder that a process locks while it uses the folder."""
 HEARTBEAT_S = 15.0
-"""Seconds between two signs of life in a claim file."""
+"""Interval between two updates of a claim file, in seconds."""
 STALE_S = 60.0
-"""A claim of another machine that gives no sign of life for so long is of a process that is gone."""
+"""Time without an update after which another machine's claim counts as stale, in seconds."""
 NOT_OFFERED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EISDIR, errno.EBADF)
-"""Numbers of an OSError that says that a file system does not know what it was asked for."""
+"""Error numbers of an OSError for operations that a file system does not support."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def replacing(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
-    """A temporary file beside `path` for the block to write, which takes the place of `path` when the block ends well.
+    """Yields a temporary file beside `path` to write, which replaces `path` if the block ends without an error.
 
-    The temporary name is of this writer alone, so several may write the same file at once; the last one stays.
+    The temporary name is unique, so several writers may write the same file at once; the last one wins.
 
     Args:
-        path: of the file; its folder is made if missing.
-        is_synced: waits until the disk has the content, so that it outlives a power cut. Without it only other
-            processes are certain to see whole files.
+        path: path of the file; its folder is created if missing.
+        is_synced: waits until the content is on disk, so that it survives a power cut. Without it only other processes
+            are certain to see whole files.
 
     Raises:
-        OSError: the disk refused; `path` is as it was before.
+        OSError: the disk cannot be written; `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         yield partial
         if is_synced:
-            _sync(partial)  # before the rename: else a power cut can leave the name with no content
+            _sync(partial)  # before the rename: else a power cut could leave the name without content
         os.replace(partial, path)  # atomic, as both are on one disk
     except OSError as error:
         error.filename = error.filename or str(path)
@@ -67,24 +68,24 @@ def replacing(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: str | bytes, *, is_synced: bool = True) -> None:
-    """Puts a file in place in one move; arguments and errors as of `replacing`."""
+    """Writes a file in one move; arguments and errors as for `replacing`."""
     with replacing(path, is_synced=is_synced) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Puts a JSON file in place in one move, indented for readers."""
+    """Writes a JSON file in one move, indented for readers."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 @contextmanager
 def held(file: Path, what: str, fix: str) -> Iterator[None]:
-    """Holds a file for this process while the context is open; it is made where there is none.
+    """Holds a lock on a file for this process while the context is open; the file is created if missing.
 
     Args:
-        file: whose content plays no part.
-        what: is said where another process holds it.
-        fix: what to do then.
+        file: the lock file; its content is not used.
+        what: error message if another process holds it.
+        fix: advice for that case.
 
     Raises:
         UsageError: another process holds it.
@@ -99,19 +100,19 @@ def held(file: Path, what: str, fix: str) -> Iterator[None]:
             with _claimed(file.with_name(f".{file.name}.claim"), what, fix):
                 yield
             return
-        # the kernel lets go of the lock with the stream, also where this process is killed
+        # the kernel releases the lock with the stream, also if this process is killed
         yield
 
 
 @contextmanager
 def _claimed(claim: Path, what: str, fix: str) -> Iterator[None]:
-    """`held` by a file that exists while the context is open, and shows in its time that its process lives.
+    """Implements `held` by a file that exists while the context is open, and whose time shows that its process lives.
 
-    A claim that a process of this machine left is known by that process. One of another machine is watched for
-    `STALE_S`; clocks, which may differ, play no part.
+    A stale claim of this machine is recognised by its process. One of another machine is watched for `STALE_S`; clocks,
+    which may differ, are not compared.
 
     Raises:
-        UsageError: a process that lives has claimed it.
+        UsageError: a living process has claimed it.
     """
     own = {"token": secrets.token_hex(8), "machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
     text = json.dumps(own)
@@ -122,7 +123,7 @@ def _claimed(claim: Path, what: str, fix: str) -> Iterator[None]:
         found = _read(claim)
         if found is None or _lives(claim, found):
             raise UsageError(what, f"{fix}; if none lives, remove {claim}") from error
-        # of several that see the same stale claim one makes this file, and it alone may replace the claim
+        # of several processes that see the same stale claim only the one that creates this file may replace it
         mark = claim.with_name(f"{claim.name}.after-{json.loads(found)['token']}")
         try:
             open(mark, "x").close()
@@ -155,7 +156,7 @@ def _claimed(claim: Path, what: str, fix: str) -> Iterator[None]:
 
 
 def _read(claim: Path) -> str | None:
-    """What a claim says; None where it is gone, or not written yet."""
+    """Returns the text of a claim; None if it is gone, or not written yet."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         text = claim.read_text()
         # the token becomes part of a file's name
@@ -164,7 +165,7 @@ def _read(claim: Path) -> str | None:
 
 
 def _lives(claim: Path, text: str) -> bool:
-    """Whether the process that wrote a claim is still there."""
+    """Returns whether the process that wrote a claim is still alive."""
     found = json.loads(text)
     if found.get("machine") == _machine():
         return _started(found.get("pid")) == found.get("started") != ""
@@ -177,14 +178,14 @@ def _lives(claim: Path, text: str) -> bool:
         try:
             if claim.stat().st_mtime_ns != seen or _read(claim) != text:
                 return True
-        except OSError:  # it was given up meanwhile: the next process may have it
+        except OSError:  # it was released meanwhile: the next process may have it
             return True
     return False
 
 
 @functools.cache
 def _machine() -> str:
-    """Where process numbers mean what they mean here: host, start of its kernel, and container."""
+    """Returns an id of the machine on which process numbers are valid: host, boot of its kernel, and container."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -193,7 +194,7 @@ def _machine() -> str:
 
 
 def _started(pid: object) -> str:
-    """When a process of this machine was started, in ticks of its kernel; empty where there is none of that number."""
+    """Returns the start time of a process of this machine, in kernel ticks; empty if there is no such process."""
     with suppress(OSError):
         # the name of the program, in brackets, may hold anything
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -206,12 +207,12 @@ def _warn(lacks: str, kind: str, instead: str) -> None:
 
 
 def without(lacks: str, path: Path, instead: str) -> None:
-    """Says once what the file system of `path` lacks, and what is done instead."""
+    """Warns once about a missing feature of `path`'s file system and its replacement."""
     _warn(lacks, file_system(path), instead)
 
 
 def file_system(path: Path) -> str:
-    """Kind and place of the file system that `path` is on, e.g. `exfat at /media/stick`."""
+    """Returns type and mount point of the file system of `path`, e.g. `exfat at /media/stick`."""
     kind, place, here = "unknown", "", path.absolute()
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -222,13 +223,13 @@ def file_system(path: Path) -> str:
 
 
 def shipped(name: str) -> Path:
-    """A file or folder that ships beside the package: in the checkout, else in the installed package."""
+    """Returns a file or folder that ships beside the package: in the checkout, else in the installed package."""
     package = Path(__file__).resolve().parents[1]
     return next((path for root in (package.parent, package) if (path := root / name).exists()), package / name)
 
 
 def make_output_folder(folder: Path) -> None:
-    """Makes the folder of a command's results and tries it, before hours or money are spent on them.
+    """Creates the folder of a command's results and tries it, before hours or money are spent on them.
 
     Raises:
         UsageError: nothing can be written there.
@@ -242,21 +243,22 @@ def make_output_folder(folder: Path) -> None:
 
 
 def expand_home(text: str) -> str:
-    """A word of a command line or a value of a file, with the home folder in place of a `~` that begins a path: shells
-    do that for `--out ~/x`, but not for `--out=~/x`, and YAML never does.
+    """Expands a `~` that begins a path in a command-line argument or a value of a file.
+
+    Shells do that for `--out ~/x`, but not for `--out=~/x`, and YAML never does.
     """
     path = re.fullmatch(r"(--[\w.-]+=|)(~(?:/.*)?)", text, re.DOTALL)
     return path[1] + os.path.expanduser(path[2]) if path else text
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Adds `content` to the end of a file, and returns once the disk has it.
+    """Appends `content` to a file, and returns once it is on disk.
 
     Raises:
-        OSError: the disk refused; the file has its old length again.
+        OSError: the disk cannot be written; the file has its old length again.
     """
     data = memoryview(content)
-    # Unbuffered, so that closing after a failure has nothing left to write.
+    # unbuffered, so that closing after a failure has nothing left to write
     with open(path, "ab", buffering=0, opener=no_link) as file:
         length = file.seek(0, os.SEEK_END)
         try:
@@ -265,19 +267,19 @@ def append_whole(path: Path, content: bytes) -> None:
             _sync_open(file.fileno(), path)
         except OSError as error:
             error.filename = error.filename or str(path)
-            # a full disk may have taken half a line, which the next one would be glued to
+            # a full disk may have taken half a line, which the next one would be joined to
             with suppress(OSError):
                 file.truncate(length)
             raise
 
 
 def replace_folder(partial: Path, folder: Path) -> None:
-    """Renames the complete folder `partial` to `folder`, and sets aside what was there until the new one stands.
+    """Renames the complete folder `partial` to `folder`, and keeps the old one aside until the new one is in place.
 
     Raises:
-        OSError: the disk refused; `folder` is as it was before.
+        OSError: the disk cannot be written; `folder` is unchanged.
     """
-    # a folder that is not empty cannot be renamed over: for a moment between the two renames there is none
+    # a folder that is not empty cannot be replaced by a rename: between the two renames there is none for a moment
     aside = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     had_folder = folder.exists()
@@ -294,14 +296,15 @@ def replace_folder(partial: Path, folder: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Returns once the disk has every file below `folder`, and the folders' own entries."""
+    """Returns once every file below `folder` and the folders' entries are on disk."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def claim(folder: Path) -> IO[bytes]:
-    """Marks a temporary folder as in use by this process, until the file that is returned is closed or the process ends
-    in whatever way; then `clear_abandoned` may take the folder away.
+    """Marks a temporary folder as used by this process, until the returned file is closed or the process ends.
+
+    Then `clear_abandoned` may remove the folder.
     """
     partial = folder / f"{_CLAIM}.partial"
     file = open(partial, "wb")  # noqa: SIM115 - held by the caller
@@ -316,13 +319,13 @@ def claim(folder: Path) -> IO[bytes]:
 
 
 def clear_abandoned(prefix: str) -> None:
-    """Removes folders that a killed process left among the temporary ones.
+    """Removes temporary folders that a killed process left behind.
 
     Args:
-        prefix: of their names. Of these, folders that a live process has claimed stay, and so do those without a claim.
+        prefix: start of their names. Folders that a living process has claimed stay, and so do those without a claim.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):  # in use, somebody else's, or gone by now
+        with suppress(OSError):  # in use, another user's, or gone by now
             if folder.is_symlink():
                 continue
             with open(folder / _CLAIM, "rb") as file:
@@ -331,15 +334,15 @@ def clear_abandoned(prefix: str) -> None:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Opens a file as `open` does, unless its name is a symbolic link, which somebody else may have put there."""
+    """Opens a file as `open` does, unless its name is a symbolic link, which another user may have put there."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_links(folder: Path) -> None:
-    """Raises where a symbolic link below `folder` leads out of it: what is written there would land elsewhere.
+    """Raises if a symbolic link below `folder` leads out of it: files written there would land elsewhere.
 
     Raises:
-        UsageError: says which does.
+        UsageError: names the link.
     """
     home = folder.resolve()
     for place, names, files in os.walk(folder):
@@ -353,10 +356,10 @@ def check_links(folder: Path) -> None:
 
 
 def try_file_system(folder: Path) -> None:
-    """Says what the file system of `folder` lacks, before hours of work depend on it.
+    """Reports missing features of the file system of `folder`, before hours of work depend on it.
 
     Raises:
-        OSError: it refuses for another reason.
+        OSError: it fails for another reason.
     """
     make_link(folder / ".try", "nothing")
     (folder / ".try").unlink()
@@ -364,7 +367,7 @@ def try_file_system(folder: Path) -> None:
 
 
 def make_link(link: Path, name: str) -> None:
-    """A symbolic link to `name`, or a file with the name in it where the file system has no links."""
+    """Creates a symbolic link to `name`, or a file with the name in it if the file system has no links."""
     try:
         link.symlink_to(name)
     except OSError as error:
@@ -389,7 +392,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_open(descriptor: int, path: Path) -> None:
-    """Returns once the disk has what was written, or at once where the file system cannot say so."""
+    """Returns once the written data are on disk, or at once if the file system does not support that."""
     try:
         os.fsync(descriptor)
     except OSError as error:

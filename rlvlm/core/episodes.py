@@ -1,9 +1,9 @@
-"""What envs show, what a large policy is asked and answers, and the one record of an episode.
+"""Observations of envs, answers of large policies, and the record of an episode.
 
-An answer is a reply in words or a chunk of actions; what it is made of, tokens or the denoising steps of a flow, its
-policy alone knows. `TokenEpisode` is what rollouts give, labellers fill, estimators read, learners shard and pages
-show. Images stay references: snapshots and keys. Letters: S env steps so far, T turns of this piece (a turn is a reply
-or a chunk), N elements of an answer: what was drawn with a log-prob each.
+An answer is a reply in text or a chunk of actions; only its policy knows its elements, tokens or the denoising steps of
+a flow. Rollouts return a `TokenEpisode`, labellers fill it, estimators read it, learners shard it and pages show it.
+Images stay references: snapshots and keys. Letters: S env steps so far, T turns of this piece (a turn is a reply or a
+chunk), N elements of an answer, each drawn with a log-prob.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,39 +17,39 @@ from rlvlm.core.steps import FloatArray
 
 IntArray = NDArray[np.int64]
 Answer = Mapping[str, NDArray[Any]]
-"""Arrays of one answer by name, which only the policy that gave it reads: a reply's token ids, the bins of a chunk, the
+"""Arrays of one answer by name, read only by the policy that gave it: a reply's token ids, the bins of a chunk, the
 denoising steps of a flow."""
 _NOTHING: FloatArray = np.empty((0, 0), np.float32)
 
 
 def answer_key(answer: Answer) -> bytes:
-    """Equal for equal answers of a policy."""
+    """Returns a key that is equal for equal answers of a policy."""
     return b"".join(answer[name].tobytes() for name in sorted(answer))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What a player is given when it is its turn."""
+    """Input of a player at its turn."""
 
     snapshot: FloatArray
     """[S] everything that can change the image; the env can draw it."""
     prompt: str
-    """The user's words of this turn, without any mark for the image."""
+    """User's text of this turn, without any mark for the image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What a player wrote, and what the env read in it."""
+    """A player's text, and the env's reading of it."""
 
     text: str
-    """As it was written; untrusted."""
+    """Text as written; untrusted."""
     thought: str
-    """The members of the reply's JSON object that stand before its action, as written; empty where there are none."""
+    """Members of the reply's JSON object before its action, as written; empty if there are none."""
     action: int | None
-    """Index into the env's `action_names`; None: nothing could be read, or the action is not legal now."""
+    """Index into the env's `action_names`; None if it is unreadable, or not legal now."""
     action_span: tuple[int, int] | None
-    """First and one past the last character of `text` that make up the action's value, its quotes left out; None where
-    there is no such value."""
+    """First and one past the last character of `text` that make up the action's value, without quotes; None if there
+    is no such value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,34 +85,34 @@ class SampledChunk:
     """A chunk as a policy sampled it, or took it."""
 
     actions: FloatArray
-    """[L, A] in the env's units."""
+    """[L, A] actions in the env's units."""
     answer: Answer
-    """As its policy reads it."""
+    """The answer in its policy's form."""
     log_probs: FloatArray
-    """[N] of each element; 0 where it was taken and not drawn."""
+    """[N] log-probability of each element; 0 if it was taken and not drawn."""
     mask: NDArray[np.bool_]
-    """[N] elements that were drawn."""
+    """[N] whether each element was drawn."""
     steps: IntArray
     """[N] env step of the chunk, 0 to L - 1, that each element belongs to."""
     value: float
-    """A critic's, before the chunk; 0 without one."""
+    """Critic's value before the chunk; 0 without a critic."""
     version: int
     """Version of the weights that gave it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observations:
-    """What a policy is given before each of M answers; an env in chunks observes N envs at once, and by itself one."""
+    """Inputs of a policy before each of M answers; an env in chunks observes N envs at once, or one."""
 
     texts: tuple[str, ...]
     """Prompts, or instructions such as `push the red block onto the pad`."""
     proprio: FloatArray = field(default_factory=lambda: _NOTHING)
-    """[M, P] what a robot feels of itself, in the env's units; left out P is 0."""
+    """[M, P] proprioception of a robot, in the env's units; P = 0 by default."""
     snapshots: FloatArray = field(default_factory=lambda: _NOTHING)
-    """[M, D] everything that can change the images: an env can draw them from it. Left out D is 0."""
+    """[M, D] everything that can change the images: an env can draw them from it. D = 0 by default."""
     images: tuple[bytes, ...] = ()
-    """Their keys: equal keys look the same. Left out they are the bytes of the snapshots; code that replaces them gives
-    `images=()` with them."""
+    """Keys of the images: equal keys look the same. By default the bytes of the snapshots; code that replaces these
+    must pass `images=()`."""
 
     def __post_init__(self) -> None:
         for name in ("proprio", "snapshots"):
@@ -120,7 +120,7 @@ class Observations:
                 object.__setattr__(self, name, np.empty((len(self.texts), 0), np.float32))
         if not self.images:
             object.__setattr__(self, "images", tuple(row.tobytes() for row in self.snapshots))
-        # rows are picked by number from all four: one too few would pair an image with another one's words
+        # rows of all four are picked by index: with one missing, an image would get another one's text
         if not len(self.images) == len(self.texts) == len(self.proprio) == len(self.snapshots):
             raise ValueError(
                 f"images, texts, proprio and snapshots need one entry per observation, got {len(self.images)}, "
@@ -131,7 +131,7 @@ class Observations:
         return len(self.texts)
 
     def at(self, rows: Sequence[int] | NDArray[np.intp]) -> "Observations":
-        """The observations of `rows`, in their order."""
+        """Returns the observations of `rows`, in their order."""
         return Observations(
             texts=tuple(self.texts[row] for row in rows),
             proprio=self.proprio[list(rows)],
@@ -140,15 +140,17 @@ class Observations:
         )
 
     def row(self, row: int) -> "Observations":
-        """That of `row` alone; its arrays are views."""
+        """Returns the observation of `row` alone; its arrays are views."""
         part = slice(row, row + 1)
         return Observations(
             texts=self.texts[part], proprio=self.proprio[part], snapshots=self.snapshots[part], images=self.images[part]
         )
 
     def with_history(self, num: int) -> "Observations":
-        """The observations of one episode, in order and from its first, with the `num` - 1 moments before each:
-        snapshots [M, num * D] and keys in a row, the oldest first. The first moment stands for those before it.
+        """Returns the observations of one episode, in order and from its first, with the `num` - 1 moments before each.
+
+        Snapshots [M, num * D] and keys are concatenated, the oldest first. The first moment replaces missing earlier
+        ones.
         """
         if num == 1:
             return self
@@ -162,7 +164,7 @@ class Observations:
 
     @staticmethod
     def joined(parts: Sequence["Observations"]) -> "Observations":
-        """All of `parts`, one after the other."""
+        """Returns all of `parts`, end to end."""
         return Observations(
             texts=tuple(text for part in parts for text in part.texts),
             proprio=np.concatenate([part.proprio for part in parts]),
@@ -173,26 +175,26 @@ class Observations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkStep:
-    """The outcome of one chunk of L actions, in N envs. An env whose episode ends leaves the rest of its chunk out."""
+    """The outcome of one chunk of L actions, in N envs. An env whose episode ends skips the rest of its chunk."""
 
     obs: Observations
-    """Observations at the moment after the chunk's last env step."""
+    """Observations after the chunk's last env step."""
     snapshots: FloatArray
-    """[N, L, S] after each env step; the last one is repeated where steps were left out."""
+    """[N, L, S] snapshots after each env step; the last one is repeated for skipped steps."""
     steps: NDArray[np.int64]
     """[N] env steps that were run, 1 to L."""
     env_rewards: FloatArray
-    """[N, L] true rewards; 0 where steps were left out."""
+    """[N, L] true rewards; 0 for skipped steps."""
     success: NDArray[np.bool_]
     """[N] whether the env's own success test held at any step of the chunk."""
     success_at_end: NDArray[np.bool_]
     """[N] whether it held after the chunk's last env step."""
     progress: FloatArray
-    """[N] in [0, 1], the simulator's truth after the chunk."""
+    """[N] the simulator's true progress after the chunk, in [0, 1]."""
     terminated: NDArray[np.bool_]
-    """[N] the episode ended for good."""
+    """[N] whether the episode ended for good."""
     truncated: NDArray[np.bool_]
-    """[N] the time limit was reached."""
+    """[N] whether the time limit was reached."""
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -201,7 +203,7 @@ class ChunkStep:
 
     @staticmethod
     def joined(parts: Sequence["ChunkStep"], order: NDArray[np.intp]) -> "ChunkStep":
-        """All of `parts`, one after the other, and of these the rows `order` `[N]`."""
+        """Returns the rows `order` [N] of all `parts` end to end."""
         names = [column.name for column in fields(ChunkStep) if column.name != "obs"]
         arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
         return ChunkStep(obs=Observations.joined([part.obs for part in parts]).at(order), **arrays)
@@ -211,84 +213,84 @@ class ChunkStep:
 class TokenEpisode:
     """A whole episode, or the piece of one that was played between two updates.
 
-    What an env shows (`snapshots`, `env_rewards`, `replies`) is of the whole episode so far; what is learned from is of
-    the T turns of this piece. A demonstration, which no policy sampled, has no answers, log-probs, values and versions.
+    Data of the env (`snapshots`, `env_rewards`, `replies`) cover the whole episode so far; data for training cover the
+    T turns of this piece. A demonstration, which no policy sampled, has no answers, log-probs, values and versions.
     """
 
     task: str
     seed: int
-    """Seed of the reset that it began with, or the number of its initial state."""
+    """Seed of the reset at its start, or the number of its initial state."""
     group: int = 0
-    """Episodes of one group began alike."""
+    """Group of episodes with equal starts."""
     slot: int = 0
-    """Place among the envs that were played side by side; pieces of one env are not independent."""
+    """Index among the envs that were played side by side; pieces of one env are not independent."""
     played_at: IntArray
-    """[T] number of the round of its rollout in which each turn was played; rows of an update are in this order."""
+    """[T] round of its rollout in which each turn was played; rows of an update are in this order."""
     obs: Observations
-    """T + 1: before each answer, and what the last one led to."""
+    """T + 1 observations: before each answer, and after the last one."""
     snapshots: FloatArray
-    """[S + 1, D] at the start and after each env step."""
+    """[S + 1, D] snapshots at the start and after each env step."""
     steps: IntArray
-    """[T] env steps of each turn: 1 for a reply, those of a chunk that were run."""
+    """[T] env steps of each turn: 1 for a reply, those that were run for a chunk."""
     answers: tuple[Answer, ...]
-    """T answers, as their policy reads them."""
+    """T answers, in their policy's form."""
     log_probs: tuple[FloatArray, ...]
-    """T times [N] of each element when it was sampled."""
+    """T arrays [N] of the elements' log-probabilities at sampling."""
     masks: tuple[NDArray[np.bool_], ...]
-    """T times [N] elements that are learned from: drawn, and of steps that were run."""
+    """T arrays [N] that mark the elements to train on: drawn, and of steps that were run."""
     runs: tuple[NDArray[np.bool_], ...] = ()
-    """T times [N] elements of steps that were run, drawn or not: means are over these. Empty: all were."""
+    """T arrays [N] that mark the elements of steps that were run, drawn or not: means are over these. Empty for all."""
     actions: tuple[NDArray[np.bool_], ...] = ()
-    """T times [N] elements that make the action; all others are a thought. Empty: all are."""
+    """T arrays [N] that mark the elements of the action; all others are a thought. Empty for all."""
     chunks: tuple[FloatArray, ...] = ()
-    """T chunks [L, A] in the env's units; empty of replies."""
+    """T chunks [L, A] in the env's units; empty for replies."""
     extras: Mapping[str, tuple[NDArray[Any], ...]] = field(default_factory=dict)
-    """By name T numbers, or T arrays [N], which an env's or a policy's author adds and an own loss reads."""
+    """By name T numbers, or T arrays [N], which the author of an env or a policy adds for a custom loss."""
     values: FloatArray
-    """[T] a critic's, before each answer; 0 without one."""
+    """[T] a critic's values before each answer; 0 without a critic."""
     versions: IntArray
-    """[T] of the weights that answered."""
+    """[T] versions of the weights that answered."""
     replies: tuple[Reply, ...] = ()
-    """S of them, as the env read them; empty of chunks."""
+    """S replies, as the env read them; empty for chunks."""
     env_rewards: FloatArray
     """[S] true rewards."""
     success: NDArray[np.bool_]
-    """[S] whether the env's own success test held after each step; of chunks after its last step or before."""
+    """[S] whether the env's own success test held after each step; for chunks after the last step or before."""
     progress: FloatArray
-    """[S] in [0, 1], the simulator's; NaN between the ends of chunks."""
+    """[S] the simulator's progress in [0, 1]; NaN between the ends of chunks."""
     gains: FloatArray
-    """[T] by how much each turn brought success nearer, below 0 for farther: in turns of the expert where they are
-    known, in progress elsewhere."""
+    """[T] how much each turn brought success nearer, below 0 for farther: in turns of the expert if known, else in
+    progress."""
     action_names: tuple[str, ...] = ()
-    """[T] name of the action that was read in each reply, empty where none was; empty of chunks."""
+    """[T] name of the action in each reply, empty if there was none; empty for chunks."""
     goals: tuple[str, ...]
-    """[T] the goal of each turn, for a judge."""
+    """[T] goal of each turn, for a judge."""
     is_over: bool
-    """Whether the episode ended, for whatever reason, with this piece."""
+    """Whether the episode ended, for any reason, with this piece."""
     terminated: bool
     """Whether it ended for good; a time limit only cuts it."""
     success_lost: bool = False
-    """Whether success held and no longer does at the end."""
+    """Whether success held before and no longer does at the end."""
     rewards: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
-    """[T] the reward that is learned from; a labeller gives it. NaN where it is unknown."""
+    """[T] rewards to train on, set by a labeller; NaN if unknown."""
 
     def __len__(self) -> int:
-        """T."""
+        """Number of turns T."""
         return len(self.steps)
 
     @property
     def num_steps(self) -> int:
-        """S."""
+        """Number of env steps S so far."""
         return len(self.env_rewards)
 
     @property
     def first_step(self) -> int:
-        """Env steps before this piece."""
+        """Number of env steps before this piece."""
         return self.num_steps - int(self.steps.sum())
 
     @property
     def ends(self) -> IntArray:
-        """[T] place in `snapshots` of the state after each turn."""
+        """[T] index in `snapshots` of the state after each turn."""
         return self.first_step + np.cumsum(self.steps)
 
     @property

@@ -1,6 +1,6 @@
-"""Errors that end a run, each with what to do about it and the exit code that `rlvlm` returns.
+"""Errors that end a run, each with a fix and the exit code that `rlvlm` returns.
 
-Wrong values inside the library stay plain `ValueError`s; these classes are for what a user sees.
+Wrong values inside the library stay plain `ValueError`s; these classes are for errors that a user sees.
 """
 
 import errno
@@ -9,15 +9,15 @@ from typing import Any
 
 EXIT_DONE = 0
 EXIT_PREEMPTED = 75
-"""Stopped by a signal after saving; run the same command or `rlvlm resume` to go on."""
+"""Exit code after a signal and saving; the same command or `rlvlm resume` continues."""
 
 
 class RunError(Exception):
     """A run cannot start or go on; `fix` says what the user can do.
 
     Args:
-        what: what happened and the rule it breaks, with the value that was met.
-        fix: one line that mends it, a command where there is one.
+        what: what happened and the rule, with the value.
+        fix: one line with the remedy, a command if possible.
     """
 
     exit_code = 1
@@ -28,13 +28,13 @@ class RunError(Exception):
 
 
 class UsageError(RunError):
-    """A wrong word or value on the command line or in a file."""
+    """A word or value on the command line or in a file is wrong."""
 
     exit_code = 2
 
 
 class UnsupportedQuestion(UsageError):  # noqa: N818 - beside JudgeUnavailable
-    """The judge works, but it cannot be asked this; trying again would not help."""
+    """The judge works, but cannot be asked this; trying again would not help."""
 
 
 class MachineError(RunError):
@@ -47,9 +47,9 @@ class NumericsError(RunError):
     """An observation, reward, label, loss, gradient or weight is not finite.
 
     Args:
-        what: as of a `RunError`.
-        fix: likewise.
-        found: arrays by name that were there when it was met; a run leaves them in its folder.
+        what: as for `RunError`.
+        fix: as for `RunError`.
+        found: arrays at hand, by name; a run saves them in its folder.
     """
 
     exit_code = 4
@@ -70,16 +70,16 @@ class JudgeUnavailable(ModelUnavailable):
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of an OSError that says that a disk, or a user's share of it, is full."""
+"""Error numbers of an OSError for a full disk or quota."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says in its first line, or its class's name where it says nothing."""
+    """Returns the first line of an error's message, or the name of its class if it is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory of a GPU or of the machine is too small."""
-    # CUDA, the CPU's allocator and bitsandbytes each have their own class and words for it
+    """Returns whether an error is about insufficient memory of a GPU or of the machine."""
+    # CUDA, the CPU's allocator and bitsandbytes each have their own class and message for it
     words = ("out of memory", "allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)

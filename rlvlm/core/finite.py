@@ -1,4 +1,4 @@
-"""Numbers that must be finite: a NaN or an infinity ends a run where it comes in, before it is learned or saved."""
+"""Checks for finite numbers: a NaN or an infinity ends a run where it occurs, before it is learned from or saved."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,13 @@ def check_finite(what: str, fix: str, found: Mapping[str, Any], beside: Mapping[
     """Checks that all numbers of `found` are finite.
 
     Args:
-        what: where they come from, for the message.
-        fix: what mends it.
+        what: origin of the numbers, for the message.
+        fix: remedy, for the message.
         found: arrays or tensors by name.
-        beside: further ones that were there, whatever they are; a run leaves both in its folder.
+        beside: further arrays at hand, finite or not; a run saves both in its folder.
 
     Raises:
-        NumericsError: says how many of which are not.
+        NumericsError: a number is not finite; says how many of which array.
     """
     arrays = {name: _array(values) for name, values in found.items()}
     counts = {name: int(np.count_nonzero(~np.isfinite(values))) for name, values in arrays.items()}
@@ -28,6 +28,6 @@ def check_finite(what: str, fix: str, found: Mapping[str, Any], beside: Mapping[
 
 
 def _array(values: Any) -> np.ndarray:
-    if hasattr(values, "detach"):  # a tensor, on any device and of any type; this file does without torch
+    if hasattr(values, "detach"):  # a tensor, on any device and of any type; this file needs no torch
         values = values.detach().float().cpu().numpy()
     return np.asarray(values)

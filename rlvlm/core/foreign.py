@@ -13,12 +13,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-if TYPE_CHECKING:  # --help reads modules that read files, and waits for none of it
+if TYPE_CHECKING:  # --help imports modules that read files, and should not wait for this
     import numpy as np
 
 MAX_JSON_BYTES = 64 * 2**20
 _FREE_BYTES = 64 * 2**20
-"""Bytes that arrays may take once unpacked, however small their file is."""
+"""Unpacked size of arrays that is always allowed, however small the file, in bytes."""
 _MAX_RATIO = 100
 """Bytes unpacked per byte of a file, beyond that; floats of a simulator shrink to a third, zeros to a thousandth."""
 
@@ -32,7 +32,7 @@ def visible(text: str) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A file to read, which is no device, and no pipe without a writer.
+    """Opens a file for reading that is no device, and no pipe without a writer.
 
     Raises:
         OSError: it is missing, or of another kind.
@@ -45,14 +45,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The content of a file.
+    """Returns the content of a file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is larger.
+        ValueError: it is larger than `max_bytes`.
     """
     with open_regular(path) as stream:
-        # so many bytes are allocated before the first is read
+        # this many bytes are allocated before the first is read
         content = stream.read(min(max_bytes, os.fstat(stream.fileno()).st_size) + 1)
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
@@ -60,11 +60,11 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The value in a JSON file.
+    """Returns the value in a JSON file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is larger, nested too deeply, or no JSON.
+        ValueError: it is larger than `max_bytes`, nested too deeply, or not JSON.
     """
     content = read_bytes(path, max_bytes)
     try:
@@ -74,24 +74,25 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
 
 
 def check_claim(num_bytes: int, file_bytes: int) -> None:
-    """Raises ValueError where a file of `file_bytes` says that it is `num_bytes` unpacked, and that is too much: over a
-    hundred times as much, and over 64 MiB.
+    """Raises ValueError if a file of `file_bytes` claims too many bytes unpacked, `num_bytes`.
+
+    Too many are over a hundred times as many, and over 64 MiB.
     """
     if num_bytes > max(_FREE_BYTES, _MAX_RATIO * file_bytes):
         raise ValueError(f"a file of {file_bytes:,} bytes claims to hold {num_bytes:,}")
 
 
 def read_arrays(path: Path, *, is_compressed: bool) -> "dict[str, np.ndarray]":
-    """The arrays of an npz by name; of pickles none, and none that is larger than its header and its file allow.
+    """Returns the arrays of an npz by name; no pickles, and none larger than its header and its file allow.
 
     Args:
-        path: of the file.
-        is_compressed: whether arrays may be compressed, up to a hundredfold where they are larger than 64 MiB together;
-            else they bring every byte that they claim.
+        path: path of the file.
+        is_compressed: whether arrays may be compressed, up to a hundredfold if they are larger than 64 MiB together;
+            otherwise the file must hold every byte that they claim.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it claims more than that, or is no such file.
+        ValueError: it claims more than that, or is not such a file.
         BadZipFile, zlib.error, EOFError, NotImplementedError: it is damaged.
     """
     import numpy as np
@@ -117,8 +118,8 @@ def read_arrays(path: Path, *, is_compressed: bool) -> "dict[str, np.ndarray]":
                 num_bytes = math.prod(shape) * dtype.itemsize
                 if dtype.hasobject or num_bytes > member.file_size:
                     raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
-                # np.load would allocate what the header claims before it reads. Here it is known to fit, and so much
-                # and no more is unpacked: a member may hold more than it says, too
+                # np.load would allocate the claimed size before it reads; here it is known to fit, and exactly as much
+                # is unpacked: a member may hold more than it says, too
                 content = bytearray(stream.read(num_bytes))
                 if len(content) != num_bytes or stream.read(1):
                     raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")

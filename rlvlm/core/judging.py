@@ -1,4 +1,4 @@
-"""What a judge is asked, and what it answers."""
+"""Questions to a judge, and its answers."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -7,25 +7,25 @@ from rlvlm.core.steps import Frames
 
 
 class Status(StrEnum):
-    """How a question to a judge ended. The four are counted apart and never folded into one another."""
+    """Outcome of a question to a judge. The four are counted separately and never merged."""
 
     OK = "ok"
     """The judge chose (a comparison) or gave a number (a score)."""
     NO_PREFERENCE = "no_preference"
     """The judge answered that it sees no difference or cannot tell."""
     INVALID = "invalid"
-    """The judge answered something that could not be read."""
+    """The judge's answer could not be read."""
     FAILED = "failed"
     """There was no answer: an outage, a deadline, a refused request."""
 
     @classmethod
     def of(cls, answer: "Label | float | None") -> "Status":
-        """How a question ended whose answer was read so; None could not be read."""
+        """Returns the status for an answer as read; None is unreadable."""
         return cls.INVALID if answer is None else cls.NO_PREFERENCE if answer is Label.TIE else cls.OK
 
 
 class Label(StrEnum):
-    """Which side of a comparison is closer to the goal."""
+    """Side of a comparison that is closer to the goal."""
 
     LEFT = "left"
     RIGHT = "right"
@@ -33,23 +33,23 @@ class Label(StrEnum):
 
     @classmethod
     def of(cls, left: float, right: float) -> "Label":
-        """The side that is worth more."""
+        """Returns the side with the larger value."""
         return cls.LEFT if left > right else cls.RIGHT if right > left else cls.TIE
 
     @property
     def swapped(self) -> "Label":
-        """The same answer where left and right are exchanged."""
+        """The same answer with left and right exchanged."""
         return {Label.LEFT: Label.RIGHT, Label.RIGHT: Label.LEFT}.get(self, self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stamp:
-    """Where an answer comes from: two answers may share a cache entry only when their stamps are equal."""
+    """Origin of an answer: two answers may share a cache entry only if their stamps are equal."""
 
     judge: str
     """Backend and model, e.g. `transformers:Qwen/Qwen3-VL-8B-Instruct`."""
     revision: str
-    """Commit or digest of the weights; empty when unknown."""
+    """Commit or digest of the weights; empty if unknown."""
     prompt: str
     """Name and version of the prompt, e.g. `two_stage/1`."""
     decoding: str
@@ -58,16 +58,16 @@ class Stamp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Two short clips and the goal they are judged by: what a judge is asked."""
+    """A question to a judge: two short clips and the goal by which they are compared."""
 
     goal: str
-    """Fills the one slot of the prompt, e.g. `open the drawer`."""
+    """Goal, for the slot of the prompt, e.g. `open the drawer`."""
     left: Frames
-    """[L, H, W, 3]; L is 1 when single images are compared."""
+    """[L, H, W, 3] uint8; L is 1 if single images are compared."""
     right: Frames
-    """[L, H, W, 3]."""
+    """[L, H, W, 3] uint8."""
     goal_picture: Frames | None = None
-    """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+    """[1, H, W, 3] image of the reached goal to show; None shows none."""
 
     @property
     def swapped(self) -> "Query":
@@ -77,30 +77,30 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """One clip and the goal it is scored by."""
+    """One clip and the goal by which it is scored."""
 
     goal: str
     frames: Frames
-    """[L, H, W, 3]."""
+    """[L, H, W, 3] uint8."""
     goal_picture: Frames | None = None
-    """[1, H, W, 3] the scene with the goal reached, where the judge is to be shown one."""
+    """[1, H, W, 3] image of the reached goal to show; None shows none."""
     action: str = ""
-    """What was done between the first frame and the last, in a few plain words; empty where it is not described."""
+    """Action between the first frame and the last, in a few plain words; empty if it is not described."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What an answer cost, where the backend says so."""
+    """Cost of an answer, if the backend reports it."""
 
     tokens_in: int
     """Tokens of prompt and images."""
     tokens_out: int
-    """Tokens written."""
+    """Tokens of the reply."""
     cost_usd: float | None = None
-    """None where it is free, or the price is unknown."""
+    """Cost in USD; None if it is free, or the price is unknown."""
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Usage of both together; its price is unknown where either price is."""
+        """Returns the sum of both; its price is unknown if either price is."""
         costs = (self.cost_usd, other.cost_usd)
         return Usage(
             tokens_in=self.tokens_in + other.tokens_in,
@@ -113,27 +113,27 @@ class Usage:
 class Verdict:
     """A judge's or teacher's answer to one comparison.
 
-    `label` is left or right when `status` is ok, tie when it is no_preference, and None otherwise.
+    `label` is left or right if `status` is ok, tie if it is no_preference, and None otherwise.
     """
 
     status: Status
     label: Label | None
     stamp: Stamp
     probabilities: tuple[float, float, float] | None = None
-    """Probabilities of left, right, tie, summing to 1; None when the backend cannot say."""
+    """Probabilities of left, right and tie, summing to 1; None if the backend gives none."""
     text: str = ""
-    """The raw answer, untrusted."""
+    """Raw answer, untrusted."""
     latency_s: float = 0.0
     usage: Usage | None = None
     question: str = field(default="", compare=False)
-    """Content address of what was asked, given by the label store that keeps the answer; empty where none does."""
+    """Content address of the question, set by the label store that keeps the answer; else empty."""
     votes: tuple[str, ...] = ()
-    """Labels of the answers that were put to the vote, about the query as it was asked; empty for one that could not be
-    read. None where there was a single answer."""
+    """Labels of the answers that were put to the vote, for the query's own order; empty for unreadable ones. No
+    entries for a single answer."""
 
     @property
     def is_split(self) -> bool:
-        """Whether one vote named the left side and another the right one."""
+        """Whether one vote is for the left side and another for the right one."""
         return {Label.LEFT, Label.RIGHT} <= set(self.votes)
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class Verdict:
         decided = self.label in (Label.LEFT, Label.RIGHT)
         if decided != (self.status is Status.OK) or (self.label is Label.TIE) != (self.status is Status.NO_PREFERENCE):
             raise ValueError(f"label {self.label!r} does not go with status {self.status!r}")
-        if self.probabilities is not None:  # of a judge of one's own they are often NumPy's, which no file takes
+        if self.probabilities is not None:  # a user's own judge often gives NumPy numbers, which no file accepts
             left, right, tie = (float(share) for share in self.probabilities)
             object.__setattr__(self, "probabilities", (left, right, tie))
 
@@ -152,15 +152,15 @@ class Score:
 
     status: Status
     value: float | None
-    """In [0, 1]; None unless status is ok."""
+    """Score in [0, 1]; None unless status is ok."""
     stamp: Stamp
     text: str = ""
     latency_s: float = 0.0
     usage: Usage | None = None
     question: str = field(default="", compare=False)
-    """As of a `Verdict`."""
+    """Content address of the question, as in `Verdict`."""
     num_frames: int | None = field(default=None, compare=False)
-    """Frames of the clip that the judge was shown; None where it does not say."""
+    """Number of the clip's frames shown to the judge; None if unknown."""
 
     def __post_init__(self) -> None:
         if self.value is not None:  # see `Verdict`

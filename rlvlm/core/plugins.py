@@ -1,4 +1,4 @@
-"""Objects of a user's own that settings name: `package.module:NAME`, `file:NAME` or `path/file.py:NAME`."""
+"""Users' own objects that settings name: `package.module:NAME`, `file:NAME` or `path/file.py:NAME`."""
 
 import importlib
 import importlib.util
@@ -12,11 +12,11 @@ from rlvlm.core.errors import UsageError
 
 Registered = TypeVar("Registered")
 GYMNASIUM = "gym:"
-"""What stands before the id of an env that Gymnasium knows."""
+"""Prefix of the id of an env in Gymnasium's registry."""
 
 
 def is_reference(name: str) -> bool:
-    """Whether `name` refers to an object of somebody's own, and is none of the names that ship."""
+    """Returns whether `name` refers to a user's own object, and is not a name that ships."""
     return ":" in name
 
 
@@ -24,20 +24,20 @@ def find_registered(
     name: str, registry: Mapping[str, Registered], setting: str, decorator: str,
     function_of: Callable[[Registered], Any] = lambda registered: registered, takes: tuple[str, ...] = (),
 ) -> Registered:  # fmt: skip
-    """What `registry` has under `name`; for `module:FUNCTION`, what the decorator has registered FUNCTION as.
+    """Returns the entry of `registry` under `name`, or for `module:FUNCTION` the entry that its decorator registered.
 
     Args:
-        name: as the setting has it.
-        registry: of what ships and of what was imported.
-        setting: for messages, e.g. `algo.loss.policy`.
-        decorator: likewise, e.g. `policy_loss`.
-        function_of: what was decorated, of an entry; by default the entry itself.
-        takes: what it is called with, by position.
+        name: value of the setting.
+        registry: entries that ship, and those of imported modules.
+        setting: name of the setting for messages, e.g. `algo.loss.policy`.
+        decorator: name of the decorator for messages, e.g. `policy_loss`.
+        function_of: returns an entry's decorated function; by default the entry itself.
+        takes: names of its positional arguments.
 
     Raises:
-        UsageError: there is none, or it cannot be called so.
+        UsageError: there is none, or it cannot be called with these arguments.
     """
-    # by what was registered and not by its name: FUNCTION may be registered under any
+    # by the registered function and not by its name: FUNCTION may be registered under any name
     if is_reference(name):
         function = load_object(name, setting)  # importing its module runs the decorator
         for registered in registry.values():
@@ -56,7 +56,7 @@ def find_registered(
 
 
 def needed_parameters(function: Callable[..., Any]) -> list[str]:
-    """Names of what a function must be given by position; those with defaults are their author's business."""
+    """Returns the names of a function's positional parameters without defaults."""
     parameters = inspect.signature(function).parameters.values()
     by_position = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     return [
@@ -67,22 +67,22 @@ def needed_parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def check_call(function: Callable[..., Any], what: str, *by_position: str, by_name: tuple[str, ...] = ()) -> None:
-    """Raises unless a function can be called with these arguments, which would else be met hours later or elsewhere.
+    """Raises unless a function accepts these arguments, an error that would otherwise occur hours later or elsewhere.
 
     Args:
-        function: of a user's own.
-        what: it is, for the message.
-        by_position: names of the arguments that it is given by position.
-        by_name: and by name.
+        function: user's own function.
+        what: description of the function for the message.
+        by_position: names of its positional arguments.
+        by_name: names of its keyword arguments.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it does not accept them.
     """
     if not callable(function):
         raise UsageError(f"{what} is a {type(function).__name__}, which cannot be called", "name a function or a class")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # what is compiled may not say what it takes
+    except ValueError:  # compiled functions may have no signature
         return
     try:
         signature.bind(*by_position, **dict.fromkeys(by_name))
@@ -92,14 +92,14 @@ def check_call(function: Callable[..., Any], what: str, *by_position: str, by_na
 
 
 def load_object(reference: str, setting: str) -> Any:
-    """What `reference` refers to. Modules beside the working directory are found, whatever started this process.
+    """Imports the object of `reference`. Modules in the working directory are found, whatever started this process.
 
     Args:
         reference: `module:NAME`; the module may be a path that ends in `.py`.
-        setting: that names it, for messages, e.g. `reward.source`.
+        setting: name of the setting for messages, e.g. `reward.source`.
 
     Raises:
-        UsageError: there is no such module or no such name in it, or the module itself breaks; says where.
+        UsageError: the module or the name in it does not exist, or the module itself raises; says where.
     """
     module_name, _, name = reference.partition(":")
     try:
@@ -108,7 +108,7 @@ def load_object(reference: str, setting: str) -> Any:
             module = sys.modules.get(path.stem)
             file = getattr(module, "__file__", None) or ""
             if path.stem in sys.stdlib_module_names or file.startswith(sys.prefix):
-                # its name would be the file's from now on, for all who import it
+                # its name would be the file's from now on, for everything that imports it
                 raise ImportError(f"{path.name} is called like a module that others need; give it another name")
             if file != str(path):  # not loaded yet, or another file of that name
                 spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -120,12 +120,12 @@ def load_object(reference: str, setting: str) -> Any:
                     del sys.modules[path.stem]  # half a module would be found the next time
                     raise
         else:
-            # appended, not put first: a file here that is called like a library must not replace it
+            # appended, not put first: a file here with a library's name must not replace it
             if (folder := str(Path.cwd())) not in sys.path:
                 sys.path.append(folder)
             module = importlib.import_module(module_name)
         return getattr(module, name)
-    except Exception as error:  # a user's own file breaks in any way
+    except Exception as error:  # a user's own file may fail in any way
         raise UsageError(
             f"{setting} {reference}: {type(error).__name__}: {error}",
             "give it as my_file:NAME, of a file in this folder or a module that can be imported; mend the file if the "

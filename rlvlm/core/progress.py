@@ -1,14 +1,14 @@
-"""Counts the pieces of work that this process has done: what waits for it tells slow from hung by that."""
+"""Counts this process's units of work, which tells slow from hung processes."""
 
 _num_done = 0
 
 
 def count_progress() -> None:
-    """Notes that another piece of work is done: a step of an env, a chunk, a reset."""
+    """Counts another unit of work: a step of an env, a chunk, a reset."""
     global _num_done
-    _num_done += 1  # two threads may count as one: what matters is that it moves
+    _num_done += 1  # two threads may count as one: it only has to change
 
 
 def progress() -> int:
-    """Pieces of work so far, >= 0."""
+    """Returns the units of work so far, >= 0."""
     return _num_done

@@ -1,4 +1,4 @@
-"""The state that an exact continuation needs, as a tree of numbers, texts and arrays: a class names its attributes."""
+"""State for an exact continuation, as a tree of numbers, texts and arrays: a class names its attributes."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ import numpy as np
 
 
 class Stateful:
-    """Gives and restores the attributes that `STATE` names.
+    """Returns and restores the attributes that `STATE` names.
 
     An attribute is a number, a text, None, an array, a list, deque or dict of these, a generator of NumPy or torch, a
-    network, an optimiser, or an object with `get_state` and `set_state` of its own. A subclass extends both methods
-    where a checkpoint holds something in another form than memory does.
+    network, an optimiser, or an object with its own `get_state` and `set_state`. A subclass extends both methods if a
+    checkpoint holds something in another form than memory.
     """
 
     STATE: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Names in the tree, which checkpoints hold, and the attributes behind them."""
+    """Names in the tree, which checkpoints hold, with the attributes behind them."""
 
     def get_state(self) -> dict[str, Any]:
-        """A copy of everything that `STATE` names."""
+        """Returns a copy of everything that `STATE` names."""
         return {name: _taken(getattr(self, attribute)) for name, attribute in self.STATE.items()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _taken(value: Any) -> Any:
 
 
 def _restored(own: Any, value: Any) -> bool:
-    """Whether `own` is an object that took its state over."""
+    """Restores the state of `own` if it is such an object, and returns whether it is."""
     if isinstance(own, np.random.Generator):
         own.bit_generator.state = value
     elif hasattr(own, "state_dict"):
@@ -58,7 +58,7 @@ def _restored(own: Any, value: Any) -> bool:
 
         (load_optimizer if hasattr(own, "param_groups") else load_network)(own, value)
     elif hasattr(own, "set_state"):
-        if isinstance(value, np.ndarray):  # a generator of torch wants a tensor
+        if isinstance(value, np.ndarray):  # a generator of torch needs a tensor
             import torch
 
             value = torch.tensor(value)
@@ -69,7 +69,7 @@ def _restored(own: Any, value: Any) -> bool:
 
 
 def _like(own: Any, value: Any) -> Any:
-    """A copy of `value` in the type that the attribute has: files may hold NumPy numbers and plain lists."""
+    """Returns a copy of `value` in the attribute's type: files may hold NumPy numbers and plain lists."""
     if isinstance(own, deque):
         return deque(value, own.maxlen)
     is_plain = isinstance(own, bool | int | float | str | list | dict)

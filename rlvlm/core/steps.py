@@ -1,4 +1,4 @@
-"""Steps, episodes and parts of them, of envs that are stepped with a vector of numbers."""
+"""Steps, episodes and parts of them, for envs that are stepped with a vector of numbers."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -17,22 +17,22 @@ class Transitions:
     """A batch of single steps."""
 
     obs: FloatArray
-    """[B, D] before the action."""
+    """[B, D] observations before the action."""
     actions: FloatArray
-    """[B, A] in [-1, 1]."""
+    """[B, A] actions in [-1, 1]."""
     next_obs: FloatArray
-    """[B, D] after the action."""
+    """[B, D] observations after the action."""
     terminated: FloatArray
-    """[B] 1 where the episode ended for good (a time limit is not an end)."""
+    """[B] 1 if the episode ended for good (a time limit is not an end)."""
     env_rewards: FloatArray
-    """[B] the env's true reward. For metrics and oracle teachers only."""
+    """[B] the env's true rewards, for metrics and oracle teachers only."""
     success: FloatArray
-    """[B] 1 where the env's own success test held after the action. For the source `success` only."""
+    """[B] 1 if the env's own success test held after the action, for the source `success` only."""
     snapshots: FloatArray
-    """[B, S] of the state after the action; a StepEnv can draw it."""
+    """[B, S] snapshots of the state after the action; a StepEnv can draw them."""
 
     def part(self, chosen: NDArray[np.bool_]) -> "Transitions":
-        """Those steps where `chosen` `[B]` is true."""
+        """Returns the steps for which `chosen` [B] is true."""
         return Transitions(**{column.name: getattr(self, column.name)[chosen] for column in fields(self)})
 
 
@@ -41,19 +41,19 @@ class Trajectory:
     """One episode of T steps. Row t of every array belongs to step t; snapshots show the state *after* the step."""
 
     obs: FloatArray
-    """[T, D] before each action."""
+    """[T, D] observations before each action."""
     actions: FloatArray
-    """[T, A]."""
+    """[T, A] actions."""
     next_obs: FloatArray
-    """[T, D] after each action."""
+    """[T, D] observations after each action."""
     env_rewards: FloatArray
-    """[T]."""
+    """[T] true rewards."""
     snapshots: FloatArray
-    """[T, S]."""
+    """[T, S] snapshots."""
     progress: FloatArray
     """[T] the simulator's progress towards the goal in [0, 1]: the truth that labels are checked against."""
     success: NDArray[np.bool_]
-    """[T] the env's own success test."""
+    """[T] results of the env's own success test."""
     terminated: bool
     """Whether the last step ended the episode for good."""
 
@@ -69,14 +69,14 @@ class Trajectory:
         return len(self.env_rewards)
 
     def segment(self, start: int, num_steps: int, path_moments: int = 0) -> "Segment":
-        """The `num_steps` steps from `start` on, with so many moments of the way there."""
-        # copied, as a view of 50 steps would keep all arrays of the episode in memory for as long as its query is kept
+        """Returns `num_steps` steps from `start` on, with `path_moments` moments for the path of the hand."""
+        # copied, as a view of 50 steps would keep all arrays of the episode in memory as long as its query
         steps = slice(start, start + num_steps)
         names = [column.name for column in fields(Segment) if column.name != "path"]
         own = {name: getattr(self, name)[steps].copy() for name in names}
         if path_moments:
             way = spread(self.snapshots[: start + num_steps], path_moments)
-            # segments are stacked, so all have as many: the first moment stands for those that are missing
+            # segments are stacked, so all have equally many: the first moment replaces missing ones
             own["path"] = np.concatenate([way[:1].repeat(path_moments - len(way), axis=0), way])
         return Segment(**own)
 
@@ -86,20 +86,20 @@ class Segment:
     """L consecutive steps of one episode."""
 
     obs: FloatArray
-    """[L, D]."""
+    """[L, D] observations before each action."""
     actions: FloatArray
-    """[L, A]."""
+    """[L, A] actions."""
     next_obs: FloatArray
-    """[L, D]."""
+    """[L, D] observations after each action."""
     snapshots: FloatArray
-    """[L, S]."""
+    """[L, S] snapshots after each action."""
     env_rewards: FloatArray
-    """[L]."""
+    """[L] true rewards."""
     progress: FloatArray
-    """[L]."""
+    """[L] true progress, in [0, 1]."""
     path: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[P, S] moments of the episode up to the segment's last, spread evenly, along which a judge is shown the path of
-    the hand; P is 0 where it is shown none."""
+    """[P, S] moments of the episode up to the segment's last, evenly spread, along which the hand's path is drawn
+    for a judge; P = 0 for no path."""
 
     def __len__(self) -> int:
         return len(self.env_rewards)
@@ -107,7 +107,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two segments of equal length that a teacher is asked to compare."""
+    """Two segments of equal length for a teacher to compare."""
 
     left: Segment
     right: Segment
@@ -118,9 +118,9 @@ class Pair:
 
 
 def spread(moments: Moments, most: int) -> Moments:
-    """At most `most` of the rows of `moments` `[N, ...]`, evenly spread, the first and the last among them."""
+    """Returns at most `most` rows of `moments` [N, ...], evenly spread, including the first and the last."""
     if len(moments) <= most:
         return moments
-    # rounded to places of the rows themselves: nothing is interpolated
+    # rounded to indices of the rows themselves: nothing is interpolated
     chosen: Any = moments[np.linspace(0, len(moments) - 1, most).round().astype(int)]
     return chosen

@@ -1,4 +1,4 @@
-"""Networks and optimisers as trees of arrays, for checkpoints."""
+"""Converts networks and optimisers to trees of arrays, for checkpoints."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 
 def network_state(network: torch.nn.Module) -> dict[str, Any]:
-    """Copies of its weights and buffers by name, float32 where numpy knows no such type."""
+    """Returns copies of the weights and buffers by name, as float32 if numpy lacks their type."""
     return {name: _array(value) for name, value in network.state_dict().items()}
 
 
@@ -17,14 +17,14 @@ def load_network(network: torch.nn.Module, state: dict[str, Any]) -> None:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What it remembers of each parameter, by the parameter's number; step sizes are the config's."""
+    """Returns the optimiser's state of each parameter, by the parameter's number; step sizes come from the config."""
     slots = optimizer.state_dict()["state"]
     return {str(index): {name: _array(value) for name, value in slot.items()} for index, slot in slots.items()}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Restores what `optimizer_state` returned; copied, since the optimiser writes in place."""
-    # the groups with their step sizes stay those of the optimiser as it was built, which may have been given others
+    # the groups with their step sizes stay those of the optimiser as built, which may have been given others
     slots = {
         int(index): {name: torch.tensor(np.asarray(value)) for name, value in slot.items()}
         for index, slot in state.items()
@@ -34,5 +34,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 def _array(value: torch.Tensor) -> np.ndarray:
     value = value.detach().cpu()
-    # np.array copies: the tensor goes on changing while the state waits to be written
+    # np.array copies: the tensor keeps changing while the state waits to be written
     return np.array(value.float() if value.dtype == torch.bfloat16 else value)

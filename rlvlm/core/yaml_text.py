@@ -1,7 +1,7 @@
-"""YAML that users wrote, read within bounds: no alias bomb, no tower of brackets, no tag that makes an object.
+"""Reads users' YAML within bounds: no alias bomb, no deep nesting, no tag that makes an object.
 
-Departures from PyYAML: `1e-4` is a number, as on the command line (YAML 1.1 wants 1.0e-4), and a key that stands twice
-in a mapping is an error, where PyYAML takes the last.
+Departures from PyYAML: `1e-4` is a number, as on the command line (YAML 1.1 requires 1.0e-4), and a duplicate key in a
+mapping is an error, while PyYAML takes the last.
 """
 
 import re
@@ -13,9 +13,9 @@ from rlvlm.core.errors import UsageError
 
 MAX_CHARS = 1_000_000
 MAX_DEPTH = 32
-"""Lists and mappings in each other; our own files have six."""
+"""Maximum nesting of lists and mappings; our own files have six levels."""
 MAX_ALIASES = 32
-"""So many, however they are nested, stand for some 100,000 values at most."""
+"""Maximum number of aliases: however they are nested, they stand for at most about 100,000 values."""
 
 
 _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -23,7 +23,7 @@ _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
 class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """The mapping, whose keys differ; looked at here, before `<<` has mixed in those of others."""
+        """Returns the mapping after checking for duplicate keys, before `<<` mixes in other keys."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that `_Loader` would take for numbers."""
+    """Quotes texts that `_Loader` would read as numbers."""
 
 
 for kind in (_Loader, _Dumper):
@@ -44,27 +44,27 @@ for kind in (_Loader, _Dumper):
 
 
 def write_yaml(value: Any) -> str:
-    """The text of plain values, in their order; `read_yaml` gives them back."""
-    # wide enough that each value, a long goal too, is one line: settings are commented behind lines
+    """Returns the text of plain values, in their order, for `read_yaml`."""
+    # wide enough that each value, even a long goal, is one line: settings are commented at the end of lines
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000)
 
 
 def read_yaml(text: str, name: str) -> Any:
-    """The plain values that a YAML text holds.
+    """Returns the plain values in a YAML text.
 
     Args:
-        text: the file's text.
-        name: of the file, for messages.
+        text: content of the file.
+        name: name of the file, for messages.
 
     Raises:
-        UsageError: it is not YAML, has a key twice, or is larger, deeper or more entangled than a file of settings is.
+        UsageError: it is not YAML, has a duplicate key, or is too large, deep or entangled for a file of settings.
     """
     try:
         if len(text) > MAX_CHARS:
             raise ValueError(f"it has more than {MAX_CHARS:,} characters")
         _check_shape(text)  # a pass over the events alone, which holds nothing in memory
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # a date or a number may be none
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # a date or a number may be invalid
         reason = " ".join(str(error).split())
         raise UsageError(f"{name} is not YAML that can be read: {reason}", "correct the file, or restore it") from error
 

@@ -1,6 +1,6 @@
-"""Which small models ship with rlvlm, where they lie and what each knows. Importing it loads nothing.
+"""The small models that ship with rlvlm: their folders, and the tasks that each knows. Importing it loads nothing.
 
-Beside their weights lie their cards and figures. How they were made: `pocket_models` in the repository.
+Cards and figures lie beside the weights. `pocket_models` in the repository made them.
 """
 
 import json
@@ -11,13 +11,13 @@ VIDEO_TASKS = (
     *(f"libero_object/{number}" for number in range(10)),
     *(f"libero_goal/{number}" for number in (1, 2, 4, 5, 6, 8, 9)),
 )
-"""What the video judge was trained on: its answers about anything else mean nothing."""
+"""Tasks on which the video judge was trained: its answers about anything else mean nothing."""
 VIDEO_NUM_FRAMES, VIDEO_FRAME_PX = 2, 144
-"""What the video judge is best shown: the first and the last frame, mirrored as LIBERO draws them, this wide."""
+"""Best input of the video judge: the first and the last frame, mirrored as LIBERO draws them, with this side length."""
 
 
 def weights_folder(model: str = "judge") -> Path:
-    """The folder of a shipped model: config, tokenizer, image processor and safetensors, as transformers saves them.
+    """Returns the folder of a shipped model, saved by transformers: config, tokenizer, image processor, safetensors.
 
     Args:
         model: judge, scorer, video or policy.
@@ -31,18 +31,18 @@ and changes to the language model's layers."""
 
 
 def shipped_folder(model: str) -> Path | None:
-    """The folder of the shipped model of that name; None where none is called so."""
+    """Returns the folder of the shipped model of that name; None if there is none."""
     is_name = bool(model) and model == Path(model).name and model not in (".", "..")
     folder = weights_folder(model) if is_name else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 TURN_TASKS = ("number_line", "empty_random_6x6", "doorkey_6x6")
-"""The tasks of which the shipped scorer has learned what a turn is worth."""
+"""Tasks on whose turns the shipped scorer was trained."""
 
 
 def known_tasks(model: str = "judge") -> tuple[str, ...]:
-    """The tasks of a run that a shipped judge was trained and evaluated on, suites of them included.
+    """Returns the tasks of a run that a shipped judge was trained and evaluated on, including suites of them.
 
     Args:
         model: judge (pairs of images), scorer (clips) or video; anything else knows none.

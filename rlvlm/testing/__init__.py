@@ -1,6 +1,6 @@
-"""What tests of one's own judges and envs need: a small env, a judge of known answers, and the contract checks.
+"""Tools to test your own judges and envs: a small env, a judge with known answers, and the contract checks.
 
-`check_judge` holds a judge to its protocol; the checks of envs are those of `rlvlm check-task`.
+`check_judge` checks a judge's protocol; the checks of envs are those of `rlvlm check-task`.
 """
 
 from rlvlm.envs.check import check_chunk_env, check_step_env, check_turn_env

@@ -1,6 +1,6 @@
-"""Judges that measure something of the image and never look for the goal: a policy that is paid by one can fool it.
+"""Judges that measure a property of the image and ignore the goal, so that a policy can fool them.
 
-`--judge.backend rlvlm.testing.fooled:motion` tries one. Bench, preflight and monitor are held to them: none may pass.
+`--judge.backend rlvlm.testing.fooled:motion` tries one. Bench, preflight and monitor must not let any of them pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,15 +12,15 @@ from rlvlm.core.steps import Frames
 from rlvlm.judges.config import JudgeConfig
 
 _DARK = 70
-"""Grey levels below which a pixel is taken for the hand or the arm: the darkest thing on the table of `push_block`."""
+"""Grey level below which a pixel counts as hand or arm: the darkest thing on the table of `push_block`."""
 
 
 class MeasuringJudge:
     """Scores a clip by one number in [0, 1], whatever the goal, and prefers the side with the larger one.
 
     Args:
-        name: of what is measured.
-        measure: takes images [N, H, W, 3], N >= 1, in order of time.
+        name: name of the measured property.
+        measure: function of images [N, H, W, 3], N >= 1, in order of time.
     """
 
     def __init__(self, name: str, measure: Callable[[Frames], float]) -> None:
@@ -28,33 +28,33 @@ class MeasuringJudge:
         self.stamp = Stamp(judge=name, revision="1", prompt="measure/1", decoding="")
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
+        """Returns one verdict per query, in order."""
         labels = [Label.of(self._measure(query.left), self._measure(query.right)) for query in queries]
         return [Verdict(status=Status.of(label), label=label, stamp=self.stamp) for label in labels]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order."""
+        """Returns one score per clip, in order."""
         values = [min(max(self._measure(clip.frames), 0.0), 1.0) for clip in clips]
         return [Score(status=Status.OK, value=value, stamp=self.stamp) for value in values]
 
 
 def motion(_: JudgeConfig) -> MeasuringJudge:
-    """How much changes from one image to the next."""
+    """Returns a judge of the change from one image to the next."""
 
     def measure(frames: Frames) -> float:
-        # as much as half of the pixels by half of the scale is 1
+        # a change of half of the pixels by half of the scale is 1
         return 4 * float(np.abs(np.diff(frames.astype(np.float32), axis=0)).mean()) / 255 if len(frames) > 1 else 0.0
 
     return MeasuringJudge("motion", measure)
 
 
 def brightness(_: JudgeConfig) -> MeasuringJudge:
-    """How bright the last image is."""
+    """Returns a judge of the last image's brightness."""
     return MeasuringJudge("brightness", lambda frames: float(frames[-1].mean()) / 255)
 
 
 def redness(_: JudgeConfig) -> MeasuringJudge:
-    """How red the last image is, against its green and blue."""
+    """Returns a judge of the last image's redness, against its green and blue."""
 
     def measure(frames: Frames) -> float:
         red, green, blue = frames[-1].mean((0, 1)) / 255
@@ -64,12 +64,12 @@ def redness(_: JudgeConfig) -> MeasuringJudge:
 
 
 def contrast(_: JudgeConfig) -> MeasuringJudge:
-    """How far the grey levels of the last image are spread."""
+    """Returns a judge of the spread of the last image's grey levels."""
     return MeasuringJudge("contrast", lambda frames: float(frames[-1].astype(np.float32).std()) / 128)
 
 
 def hand_distance(_: JudgeConfig) -> MeasuringJudge:
-    """How far the dark pixels, the hand, lie from where they were at first, in image sides."""
+    """Returns a judge of the distance of the dark pixels, the hand, from their start, in image sides."""
 
     def measure(frames: Frames) -> float:
         is_dark = [frame.max(-1) < _DARK for frame in (frames[0], frames[-1])]
@@ -82,10 +82,10 @@ def hand_distance(_: JudgeConfig) -> MeasuringJudge:
 
 
 def arm_in_view(_: JudgeConfig) -> MeasuringJudge:
-    """What share of the last image is dark, the arm, times ten."""
+    """Returns a judge of the dark share, the arm, of the last image, times ten."""
     return MeasuringJudge("arm in view", lambda frames: 10 * float((frames[-1].max(-1) < _DARK).mean()))
 
 
 def long_episodes(_: JudgeConfig) -> MeasuringJudge:
-    """How many different images there are, of eight."""
+    """Returns a judge of the number of different images, out of eight."""
     return MeasuringJudge("long episodes", lambda frames: len({frame.tobytes() for frame in frames}) / 8)

@@ -1,4 +1,4 @@
-"""Judges of known answers, and what every judge promises, checked."""
+"""Judges with known answers, and a check of every judge's contract."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from rlvlm.judges.judge import Judge
 
 
 class FakeJudge:
-    """A judge whose truth is brightness: the side whose last image is brighter is nearer to the goal.
+    """A judge whose truth is brightness: the side with the brighter last image is nearer to the goal.
 
     Args:
-        margin: differences of mean brightness up to this, in grey levels, are ties.
+        margin: largest difference of mean brightness that is a tie, in grey levels.
         failing: number of first questions that fail, as in an outage that ends.
     """
 
@@ -20,19 +20,19 @@ class FakeJudge:
         self._margin = margin
         self._failing = failing
         self.num_asked = 0
-        """Questions seen so far."""
+        """Number of questions so far."""
 
     @property
     def stamp(self) -> Stamp:
-        """Always the same."""
+        """Constant stamp."""
         return Stamp(judge="fake", revision="1", prompt="brightness/1", decoding=f"margin={self._margin:g}")
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order."""
+        """Returns one verdict per query, in order."""
         return [self._compare(query) for query in queries]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """The brightness of each clip's last image, 1 for white."""
+        """Returns the brightness of each clip's last image, 1 for white."""
         return [Score(status=Status.OK, value=float(clip.frames[-1].mean() / 255), stamp=self.stamp) for clip in clips]
 
     def _compare(self, query: Query) -> Verdict:
@@ -47,11 +47,11 @@ class FakeJudge:
 
 
 def check_judge(judge: Judge, size_px: int = 32) -> None:
-    """Checks that `judge` keeps every promise of the `Judge` protocol, whatever it believes.
+    """Checks that `judge` keeps every promise of the `Judge` protocol, whatever its answers.
 
     Args:
         judge: any judge; it is asked about twenty questions with random images.
-        size_px: side of those images.
+        size_px: side length of those images.
 
     Raises:
         AssertionError: says which promise is broken.

@@ -1,8 +1,8 @@
-"""Judges with one planted fault each, by which `rlvlm judge-bench` is tested: does it name the fault, and does it keep
-a judge that a policy can fool from being called good enough?
+"""Judges with one planted fault each, to test whether `rlvlm judge-bench` names the fault, and refuses a good grade to
+a judge that a policy can fool.
 
-Most answer from the truth of the bench's items but for their fault; those of `fooled` measure something of the images.
-`benchmarks/planted_faults.py` prints what the bench says of each.
+Most answer from the truth of the bench's items except for their fault; those of `fooled` measure a property of the
+images. `benchmarks/planted_faults.py` prints the bench's result for each.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from rlvlm.judges.judge import Judge
 from rlvlm.testing import fooled
 
 _HARD = 0.4
-"""Gaps in progress below this are hard."""
+"""Gap in progress below which a pair is hard."""
 _DRAWER, _BLOCK = "open the drawer", "push the "
-"""How goals of two of the tasks of `tiny` begin."""
+"""First words of the goals of two tasks of `tiny`."""
 
 
 def chance(item: Item, salt: str, *sides: FloatArray) -> float:
-    """A number in [0, 1) that depends on the question alone; of `sides` where they are given, on these alone."""
+    """Returns a number in [0, 1) that depends on the question alone, or only on `sides` if they are given."""
     key = hashlib.sha256(salt.encode())
     if not sides:
         key.update(repr((item.kind, item.case, item.goal, item.truth, item.change, item.camera)).encode())
@@ -36,23 +36,23 @@ def chance(item: Item, salt: str, *sides: FloatArray) -> float:
 
 
 def true_value(item: Item) -> float:
-    """1 for a success, 0 for a control that is none; else less than 1 and rising with progress."""
+    """Returns 1 for a success, 0 for a control that is none; else less than 1 and rising with progress."""
     return 1.0 if item.success else 0.9 * item.truth[0]
 
 
 def true_label(item: Item) -> Label:
-    """The side with more progress, in the item's own order."""
+    """Returns the side with more progress, in the item's own order."""
     return Label.of(*item.truth)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemJudge:
-    """Answers from what is known of an item.
+    """Answers from the known truth of an item.
 
     Attributes:
-        value: of a scored item, in [0, 1]; None is an answer that cannot be read.
-        label: of a pair in its own order, likewise. The flag says whether its sides are shown exchanged, for judges
-            that go by the place of a side.
+        value: function that scores an item, in [0, 1]; None is an unreadable answer.
+        label: function that labels a pair in its own order; None is an unreadable answer. The flag says whether its
+            sides are shown exchanged, for judges with a preference for a side.
     """
 
     value: Callable[[Item], float | None] = true_value
@@ -74,7 +74,7 @@ class ItemJudge:
 
 
 class CopiesBefore(ItemJudge):
-    """Answers as it did before, two times of three."""
+    """Repeats the previous answer in two of three questions."""
 
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
         said = ItemJudge.answers(self, asked)
@@ -83,19 +83,19 @@ class CopiesBefore(ItemJudge):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planted:
-    """A fault, and what the bench must say of it."""
+    """A fault, and the result that the bench must give."""
 
     what: str
-    """In a few words."""
+    """Description in a few words."""
     judge: Callable[[], Judge | ItemJudge]
     names: frozenset[str] = frozenset()
-    """Names of faults one of which must be among those found; none where it is out of reach."""
+    """Names of faults of which one must be found; empty if the fault cannot be detected."""
     pairs: str = ""
-    """Task whose comparisons show it."""
+    """Task whose comparisons show the fault."""
     scores: str = ""
-    """Task whose scores show it."""
+    """Task whose scores show the fault."""
     grades: frozenset[str] = frozenset()
-    """Grades there, one of which it must get; empty: any."""
+    """Grades on that task, one of which the judge must get; empty for any."""
 
 
 def _measuring(name: str) -> Callable[[], Judge]:
@@ -103,7 +103,7 @@ def _measuring(name: str) -> Callable[[], Judge]:
 
 
 def _by_value(value: Callable[[Item, float, FloatArray], float]) -> ItemJudge:
-    """Judges by a value of each image alone: of the item, its true progress, and the image."""
+    """Returns a judge by a value of each image: a function of the item, its true progress, and the image."""
 
     def label(item: Item, _: bool) -> Label:
         left, right = (value(item, truth, side) for truth, side in zip(item.truth, item.sides, strict=True))
@@ -113,7 +113,7 @@ def _by_value(value: Callable[[Item, float, FloatArray], float]) -> ItemJudge:
 
 
 def _when(is_affected: Callable[[Item], bool], spoilt: ItemJudge) -> ItemJudge:
-    """The truth, but for items that are affected."""
+    """Returns a judge with the true answers, except for affected items, which `spoilt` answers."""
     return ItemJudge(
         value=lambda item: spoilt.value(item) if is_affected(item) else true_value(item),
         label=lambda item, swapped: spoilt.label(item, swapped) if is_affected(item) else true_label(item),
@@ -121,7 +121,7 @@ def _when(is_affected: Callable[[Item], bool], spoilt: ItemJudge) -> ItemJudge:
 
 
 def guessing(salt: str = "") -> ItemJudge:
-    """Chance, which depends on the whole question."""
+    """Returns a judge that answers at random, depending on the whole question."""
     return ItemJudge(
         value=lambda item: chance(item, salt),
         label=lambda item, swapped: Label.LEFT if chance(item, f"{salt}{swapped}") < 0.5 else Label.RIGHT,
@@ -129,7 +129,7 @@ def guessing(salt: str = "") -> ItemJudge:
 
 
 def honest(accuracy: float, salt: str = "") -> ItemJudge:
-    """Right in `accuracy` of the questions, wrong in the others at random: what every bench must let pass."""
+    """Returns a judge that is right in `accuracy` of the questions, wrong at random: every bench must let it pass."""
 
     def value(item: Item) -> float:
         if item.kind == "image":
@@ -159,7 +159,7 @@ def _misread(item: Item, value: float, side: FloatArray) -> float:
 
 
 def _at(moment: Callable[[Sequence[float]], float]) -> ItemJudge:
-    """Scores an episode by the progress of one of its images, whatever is asked."""
+    """Returns a judge that scores an episode by the progress of one of its images, whatever the question."""
 
     def value(item: Item) -> float | None:
         if item.kind != "video" or item.case in ("other task", "other goal", "noise"):
@@ -175,7 +175,7 @@ def _is_hard(item: Item) -> bool:
 
 
 PLANTED: Mapping[str, Planted] = {
-    # those of which the bench said nothing, or something else
+    # faults on which the bench was silent, or named something else
     "motion": Planted(
         what="scores by how much the clip moves", judge=_measuring("motion"), scores="push_block",
         names=_NO_GOAL, grades=_FOOLED,
@@ -234,7 +234,7 @@ PLANTED: Mapping[str, Planted] = {
         what="prefers the redder image", judge=_measuring("redness"), pairs="push_block", scores="push_block",
         names=frozenset({"chooses the redder image"}), grades=_FOOLED,
     ),
-    # those that were documented
+    # documented faults
     "prefers left": Planted(
         what="says left in three of four questions", pairs="drawer_open",
         judge=lambda: ItemJudge(
@@ -265,7 +265,7 @@ PLANTED: Mapping[str, Planted] = {
         what="copies the answer before in two of three questions", judge=CopiesBefore,
         pairs="drawer_open", scores="push_block", names=frozenset({"copies the answer before"}),
     ),
-    # more
+    # further faults
     "hand": Planted(
         what="scores by the distance of the hand from its start", judge=_measuring("hand_distance"),
         scores="push_block", names=_NO_GOAL, grades=_FOOLED,
@@ -344,7 +344,7 @@ PLANTED: Mapping[str, Planted] = {
 
 
 def bench(suite: Suite, made: Mapping[str, TaskItems], judge: Judge | ItemJudge, num_frames: int = 8) -> Measured:
-    """What `bench.measure` returns, of items that are made already."""
+    """Returns the result of `bench.measure` for existing items."""
     found = Measured(
         suite=suite, stamp=judge.stamp, config=JudgeConfig(), num_frames=num_frames, seed=0, made=dict(made)
     )  # fmt: skip

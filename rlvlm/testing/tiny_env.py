@@ -1,4 +1,4 @@
-"""A whole Env in numpy: a point pushes a block to a line. Fast tests use it in place of a simulator."""
+"""A whole Env in numpy: a point pushes a block to a line. Fast tests use it instead of a simulator."""
 
 from typing import Any
 
@@ -24,14 +24,14 @@ class TinyEnv(StepEnv):
     """A point pushes a block to the right on the unit square: a whole Env in numpy, for fast tests.
 
     Observations [4] are the point (x, y), the block's x and its distance to the goal; actions [2] move the point by up
-    to 0.1 per axis. The block stands on the lane y = 0.5 and moves when the point reaches its left side there. It
-    succeeds at x >= 0.8; going right at full speed from the fixed start takes five steps. The reward is the progress.
-    Episodes last 20 steps at most. Images show the block (red), the goal line (green) and, with `robot="visible"`,
-    the point (blue).
+    to 0.1 per axis. The block is on the lane y = 0.5 and moves when the point reaches its left side there. It succeeds
+    at x >= 0.8; going right at full speed from the fixed start takes five steps. The reward is the progress. Episodes
+    last at most 20 steps. Images show the block (red), the goal line (green) and, with `robot="visible"`, the point
+    (blue).
 
     Args:
         config: `start="random"` draws the point's start from the left third; `episode_steps` above 20 counts as 20.
-        seed: of the random start.
+        seed: seed of the random start.
     """
 
     goal = "push the red block to the green line"
@@ -51,7 +51,7 @@ class TinyEnv(StepEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """First observation and info of a new episode; `options` is not used."""
+        """Returns the first observation and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
         is_random = self._config.start != "fixed"
         self._point = self.np_random.uniform((0.0, 0.3), (0.3, 0.7)) if is_random else np.array([0.2, _LANE])
@@ -60,7 +60,7 @@ class TinyEnv(StepEnv):
         return self._observe(), self._info()
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """Observation, reward (the progress), never terminated, truncated at the time limit, info."""
+        """Returns observation, reward (the progress), False (never terminated), whether truncated, and info."""
         left_side = self._block - _HALF + 1e-9  # touching is not yet pushing
         was_left = self._point[0] <= left_side
         self._point = np.clip(self._point + _SPEED * np.clip(action, -1, 1).astype(float), 0.0, 1.0)
@@ -72,11 +72,11 @@ class TinyEnv(StepEnv):
         return self._observe(), info["progress"], False, self._steps >= self._episode_steps, info
 
     def snapshot(self) -> FloatArray:
-        """[3]: the point (x, y) and the block's x."""
+        """Returns [3]: the point (x, y) and the block's x."""
         return np.array([*self._point, self._block], np.float32)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, size_px, size_px, 3] of `snapshots` [N, 3]."""
+        """Returns images [N, size_px, size_px, 3] of `snapshots` [N, 3]."""
         frames = np.full((len(snapshots), size_px, size_px, 3), 200, np.uint8)
         for frame, (x, y, block) in zip(frames, np.rint(snapshots / _GRAIN) * _GRAIN, strict=True):
             _paint(frame, (_GOAL + _HALF, 0.5), (0.02, 0.5), (0, 160, 0))
@@ -86,16 +86,16 @@ class TinyEnv(StepEnv):
         return frames
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, 1] the block alone, or [N, 3] with the point where it is visible."""
+        """Returns [N, 1] for the block alone, or [N, 3] with the point if it is visible."""
         first = 0 if self._shows_robot else 2
         return np.rint(snapshots[:, first:] / _GRAIN).astype(np.int64)
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
-        """[N, 2] the point, whether it is visible or not."""
+        """Returns [N, 2] positions of the point, whether it is visible or not."""
         return snapshots[:, :2] * np.array([1, -1], np.float32) + np.array([0, 1], np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """Point, block, step count and generator."""
+        """Returns point, block, step count and generator."""
         generator = self.generator_text()
         return {"point": self._point.copy(), "block": self._block, "steps": self._steps, "generator": generator}
 
@@ -123,4 +123,4 @@ def _paint(
 
 
 TINY = Task(name="tiny", goal=TinyEnv.goal, maker="rlvlm.testing.tiny_env:TinyEnv", env=MetaWorldConfig())
-"""`make_env("rlvlm.testing:TINY", config, seed)` makes a TinyEnv without registering it, in any process."""
+"""Task for `make_env("rlvlm.testing:TINY", config, seed)`, which needs no registration, in any process."""

@@ -1,1 +1,1 @@
-"""What a person sees in the terminal while something runs, and the signals they send."""
+"""Terminal output of running commands, and the signals that users send."""

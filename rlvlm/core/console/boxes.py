@@ -23,9 +23,9 @@ from rlvlm.core.foreign import visible
 _FRAME = re.compile(r'\s*(?:\(\w+, .*\)\s*)?File "(.+)", line (\d+), in (\w+)')
 EXIT_CRASH = 1
 EXIT_INTERRUPTED = 130
-"""What shells use for Ctrl-C; only before a run has anything to save."""
+"""Exit code of shells for Ctrl-C; only before a run has anything to save."""
 EXIT_UNREAD = 141
-"""What shells use for a program whose reader went away, as `| head` does."""
+"""Exit code of shells for a program whose reader closed the pipe, as `| head` does."""
 
 
 class _VisibleText(logging.Formatter):
@@ -48,33 +48,33 @@ def open_streams() -> None:
             if null != descriptor:
                 os.dup2(null, descriptor)
                 os.close(null)
-        if getattr(sys, name) is None:  # as Python leaves it where the descriptor was closed
+        if getattr(sys, name) is None:  # Python leaves None for a closed descriptor
             setattr(sys, name, open(descriptor, "w", closefd=False))
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """The exit code of `action`; whatever it raises is shown as a box on stderr, never as a traceback."""
+    """Returns the exit code of `action`; exceptions are shown as a box on stderr, never as a traceback."""
     open_streams()
     try:
         code = action()
-        sys.stdout.flush()  # here, where a reader that went away is no surprise; else at the interpreter's end
+        sys.stdout.flush()  # here, where a closed reader is expected, and not at the interpreter's end
         return code
     except RunError as error:
         show_failure(str(error), error.fix)
         return error.exit_code
-    except SystemExit as end:  # of the argument parser, which has shown its help, or of code of the user's own
+    except SystemExit as end:  # from the argument parser, which has shown its help, or from a user's own code
         if end.code is None or isinstance(end.code, int):
             return end.code or EXIT_DONE
-        show_failure(str(end.code), users_place(end))  # as Python does: a text is a failure
+        show_failure(str(end.code), users_place(end))  # as in Python: a text is a failure
         return EXIT_CRASH
     except KeyboardInterrupt:
         show_failure("stopped by Ctrl-C", "")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes at its end once more, and would complain on stderr: what is unwritten goes nowhere instead
+        # Python flushes again at its end, and would complain on stderr: unwritten output is discarded instead
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
-    except Exception as error:  # the outermost frame: a user gets a box, the file keeps the traceback
+    except Exception as error:  # the outermost frame: the user gets a box, the file keeps the traceback
         if isinstance(error, OSError) and error.errno in FULL:
             place = f": {error.filename}" if error.filename else ""
             fix = "free some space (`df -h` shows where), or name a place on another disk; then give the command again"
@@ -93,7 +93,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _keep_traceback() -> str:
-    """The file in which the traceback of what is being handled lies, or the traceback where none can be written."""
+    """Returns the file with the traceback of the current exception, or the traceback if none can be written."""
     with (
         suppress(OSError),
         tempfile.NamedTemporaryFile("w", prefix="rlvlm-crash-", suffix=".txt", delete=False) as file,
@@ -104,10 +104,10 @@ def _keep_traceback() -> str:
 
 
 def users_place(error: BaseException) -> str:
-    """Where in a file of the user's an error was raised, or what that file had called raised it; empty for none.
+    """Returns where in a user's file an error was raised, or its call that raised it; empty if there is none.
 
-    Files of the user's are those that rlvlm called and that belong neither to it nor to Python and its packages. What a
-    Ray worker raised carries its traceback as text, which is read too.
+    A user's files are those that rlvlm called and that belong neither to it nor to Python and its packages. An error
+    from a Ray worker carries its traceback as text, which is parsed too.
     """
     package = Path(rlvlm.__file__).parent
     foreign = (str(package), sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), "<")
@@ -116,7 +116,7 @@ def users_place(error: BaseException) -> str:
         found = _FRAME.match(line)
         # the last such frame is the deepest, which is where the user has to look
         if found and found[1].startswith(str(package)) and found[1] != __file__:
-            is_inside = True  # frames above ours are the caller's, and are not to blame
+            is_inside = True  # frames above ours are the caller's, and are not the cause
         elif found and is_inside and not found[1].startswith(foreign):
             place = f"in {found[3]}() at line {found[2]} of {found[1]}"
     return place

@@ -1,4 +1,4 @@
-"""What a run shows while it works: one live panel on a terminal, one plain line per interval elsewhere."""
+"""The display of a working run: one live panel on a terminal, one plain line per interval elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from rlvlm.core.console.screen import Screen, clock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PanelRow:
-    """A number of the panel. An algorithm hands its own to `RunConsole`."""
+    """A number of the panel. An algorithm passes its own to `RunConsole`."""
 
     label: str
-    """What the number is, in the panel."""
+    """Label of the number in the panel."""
     metric: str
-    """Its name in `rlvlm.core.metrics`."""
+    """Name of the metric in `rlvlm.core.metrics`."""
     format: str
-    """How it is written, e.g. `.1f`."""
+    """Format of the number, e.g. `.1f`."""
     word: str = ""
-    """What stands before it in plain lines; empty leaves it out of them."""
+    """Label in plain lines; empty leaves the number out of them."""
     is_rare: bool = False
-    """Whether only some runs have it; it is shown from its first value on."""
+    """Whether only some runs have the number; it is shown from its first value on."""
     says: tuple[str, str] | None = None
-    """What is said instead of a number that is 0, and of any other; None shows the number."""
+    """Texts instead of the number 0 and of any other; None shows the number."""
 
 
 DEFAULT = (
@@ -43,17 +43,17 @@ _MACHINE = (
     PanelRow(label="steps per second", metric=metrics.STEPS_PER_S, format=".0f", word="steps/s"),
     PanelRow(label="memory, all processes, MiB", metric=metrics.PEAK_RSS_MB, format=",.0f"),
 )
-"""Rows of every run's costs; they stand last."""
+"""Rows of every run's costs; shown last."""
 
 
 class RunConsole(Screen):
-    """Shows a run. A context: the panel is there while it is open.
+    """Shows a run, as a context manager: the panel exists while it is open.
 
     Args:
         stream: a terminal, or a file or pipe that gets plain lines.
-        title: of the panel.
+        title: title of the panel.
         total_steps: env steps of the whole run.
-        rows: the numbers shown, in their order; speed and memory follow them.
+        rows: numbers to show, in order; speed and memory follow them.
     """
 
     def __init__(self, stream: TextIO, title: str, total_steps: int, rows: Sequence[PanelRow] = DEFAULT) -> None:
@@ -63,23 +63,23 @@ class RunConsole(Screen):
         self._latest: dict[str, float] = {}
 
     def update(self, latest: Mapping[str, float], is_due: bool) -> None:
-        """Takes in the newest metrics.
+        """Updates the newest metrics.
 
         Args:
-            latest: keys of `rlvlm.core.metrics`; those that are missing keep their last value.
-            is_due: whether a plain line is to be printed where there is no panel.
+            latest: keys of `rlvlm.core.metrics`; missing ones keep their last value.
+            is_due: whether to print a plain line if there is no panel.
         """
         # numbers come at different times, and the last known one is shown until the next comes
         self._latest.update(latest)
         self._phase = "training"
-        # the live panel draws itself twice a second, from what is kept here
+        # the live panel redraws itself twice a second, from these values
         if self._live is None and is_due:
             step, left = self._progress()
             numbers = [f"{row.word} {self._number(row)}" for row in self._shown() if row.word]
             self.line("  ".join([f"step {step:>7,}/{self._total_steps:,}", *numbers, f"left {left}"]))
 
     def render(self) -> Panel:
-        """The panel: two numbers a line, then how far the run is."""
+        """Returns the panel: two numbers a line, then the progress of the run."""
         grid = Table.grid(padding=(0, 3))
         cells = [cell for row in self._shown() for cell in (Text(row.label), Text(self._number(row), style="bold"))]
         for start in range(0, len(cells), 4):
@@ -100,6 +100,6 @@ class RunConsole(Screen):
         return format(number, row.format) if row.says is None else row.says[bool(number)]
 
     def _progress(self) -> tuple[int, str]:
-        """The env step, and the time left at the present speed."""
+        """Returns the env step, and the time left at the current speed."""
         step, speed = int(self._latest.get(metrics.ENV_STEPS, 0)), self._latest.get(metrics.STEPS_PER_S, 0.0)
         return step, clock(self._total_steps - step, speed) or "-"

@@ -1,4 +1,4 @@
-"""Libraries' chatter goes to the run's log, from any process; the terminal is left to the run's own words."""
+"""Sends output of libraries to the run's log, from any process; the terminal is left to the run's own output."""
 
 import errno
 import io
@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 
 class _Terminal(io.FileIO):
-    """A terminal that may be closed meanwhile: writing to it is then a broken pipe, as of any reader that is gone."""
+    """A terminal that may be closed meanwhile: writing to it then raises BrokenPipeError, as for any closed reader."""
 
     def write(self, data: Any) -> int:
         try:
@@ -24,17 +24,17 @@ class _Terminal(io.FileIO):
 
 @contextmanager
 def quiet_output(log: Path) -> Iterator[TextIO]:
-    """Sends file descriptors 1 and 2 of this process, and of those it starts, into `log`.
+    """Redirects file descriptors 1 and 2 of this process, and of its child processes, to `log`.
 
-    Warnings of C++ libraries do not pass through Python's logging, so the descriptors themselves are moved.
+    Warnings of C++ libraries bypass Python's logging, so the descriptors themselves are redirected.
 
     Args:
-        log: the file; what comes is added at its end.
+        log: file to append to.
 
     Yields:
         The terminal, or whatever standard output was before.
     """
-    # what Python has buffered so far belongs to the terminal
+    # text that Python has buffered so far belongs to the terminal
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
@@ -50,7 +50,7 @@ def quiet_output(log: Path) -> Iterator[TextIO]:
             with suppress(BrokenPipeError):  # its reader has gone, with text still unread
                 terminal.close()
     finally:
-        sys.stdout.flush()  # and what it has buffered since, to the log
+        sys.stdout.flush()  # and text that it has buffered since, to the log
         sys.stderr.flush()
         for target, descriptor in enumerate(kept, start=1):
             os.dup2(descriptor, target)

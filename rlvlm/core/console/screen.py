@@ -1,4 +1,4 @@
-"""Where a command shows its progress: an image that stays in place on a terminal, plain lines elsewhere."""
+"""Progress display of a command: an image that stays in place on a terminal, plain lines elsewhere."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -24,35 +24,35 @@ class QuietConsole(Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Writes nothing from here on. Rich's own end the process, and would send standard output elsewhere."""
+        """Writes nothing from here on. Rich's own method ends the process, and would redirect standard output."""
         self.quiet = True
 
 
 def clock(steps: float, steps_per_s: float) -> str:
-    """How long `steps` take, as h:mm:ss; empty where the speed is not known."""
+    """Returns the duration of `steps`, as h:mm:ss; empty if the speed is unknown."""
     return str(timedelta(seconds=round(max(steps, 0) / steps_per_s))) if steps_per_s else ""
 
 
 class Screen(ABC):
-    """A stream to people. A context: on a terminal the image is there while it is open.
+    """Output stream for people, as a context manager: on a terminal it shows an image while it is open.
 
-    The stream itself is asked what it is: in notebooks and in CI, FORCE_COLOR makes rich take a pipe for a terminal.
+    The stream itself is asked whether it is a terminal: in notebooks and CI, FORCE_COLOR makes rich assume that.
 
     Args:
         stream: a terminal, or a file or pipe that gets plain lines.
-        title: the first line, where there is no image.
+        title: first line if there is no image.
     """
 
     def __init__(self, stream: TextIO, title: str) -> None:
         # soft_wrap: in a log a line stays one line, however long, so that grep finds it
         self._console = QuietConsole(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
-        self._live: Live | None = None  # there while the image is
+        self._live: Live | None = None  # set while the image is shown
         self._phase = ""
 
     @abstractmethod
     def render(self) -> RenderableType:
-        """The image as it is now; asked for twice a second."""
+        """Returns the current image; called twice a second."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -68,11 +68,11 @@ class Screen(ABC):
             self._live = None
 
     def line(self, text: str) -> None:
-        """Prints a line that stays, above the image where there is one."""
+        """Prints a line that stays, above the image if there is one."""
         self._console.print(Text(text))
 
     def phase(self, text: str, is_line: bool = True) -> None:
-        """Says what is being done now; where there is no image, only if `is_line`."""
+        """Shows the current phase; without an image only if `is_line`."""
         self._phase = text
         if self._live is None and is_line:
             self.line(text)

@@ -9,16 +9,18 @@ from types import FrameType
 from typing import Any
 
 ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""A cluster's time limit or preemption, Ctrl-C, a terminal that is closed, and SLURM's early warning."""
+"""Signals of a cluster's time limit or preemption, Ctrl-C, a closed terminal, and SLURM's early warning."""
 
 ONLY_ASK = (signal.SIGHUP, signal.SIGUSR1)
-"""However often these come: a closed terminal's hangup is sent by the kernel and again by the shell."""
+"""Signals that only ask, however often: a closed terminal's hangup is sent by the kernel and again by the shell."""
 
 
 @contextmanager
 def without_hangup() -> Iterator[None]:
-    """Processes that are started inside ignore SIGHUP: all processes of a closed terminal get it, and a run still needs
-    Ray's to save. Outside of the main thread, where Python sets no handlers, nothing changes.
+    """Starts processes inside the context that ignore SIGHUP.
+
+    All processes of a closed terminal get it, and a run still needs Ray's to save. Outside of the main thread, where
+    Python sets no handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,7 +33,7 @@ def without_hangup() -> Iterator[None]:
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop. A context: the handlers are there while it is open.
+    """Whether a signal has asked the run to stop, as a context manager: the handlers are set while it is open.
 
     SIGUSR1 only ever asks: SLURM's SIGTERM often follows it, or comes together with it, while the run is saving.
     """
@@ -39,9 +41,9 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal_name = ""
         self.log: Callable[[str], None] = lambda _: None
-        """Is given a line for the user when the first signal comes."""
+        """Called with a line for the user at the first signal."""
         self.advice = ""
-        """What goes on with the run later; stands at the end of that line."""
+        """Command that resumes the run, for the end of that line."""
         self._was_asked = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -50,7 +52,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         found = {number: signal.getsignal(number) for number in ASKED_BY}
-        # `nohup` has SIGHUP ignored so that a run outlives its terminal
+        # `nohup` ignores SIGHUP so that a run outlives its terminal
         if found[signal.SIGHUP] == signal.SIG_IGN:
             del found[signal.SIGHUP]
         self._before = found
@@ -58,14 +60,14 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # in another thread there are no handlers of ours to take away, see `take_over`
+        # other threads have no handlers of ours, see `take_over`
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def take_over(self) -> None:
-        """Puts our handlers in place again: starting Ray replaces some of them.
+        """Sets our handlers again, since starting Ray replaces some of them.
 
         Outside of the main thread, where Python allows none, the run cannot be stopped by a signal.
         """
@@ -75,7 +77,7 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
-        # the second time its default action, as if we had never listened: the exit status is that of the signal
+        # the second time the default action, as without a handler: the exit status is that of the signal
         if self._was_asked and number not in ONLY_ASK:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

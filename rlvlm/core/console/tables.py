@@ -1,4 +1,4 @@
-"""Tables that commands print: columns without lines, words at the left and numbers at the right."""
+"""Tables that commands print: columns without lines, text on the left and numbers on the right."""
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -11,12 +11,13 @@ from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.foreign import visible
 
 WIDTH = 160
-"""Columns of a table in a file or a pipe."""
+"""Width of a table in a file or a pipe, in columns."""
 
 
 def plain_console(*, soft_wrap: bool = False) -> Console:
-    """A console on standard output that colours no numbers and reads no markup: paths, titles and models' words may
-    have brackets. `soft_wrap` leaves long lines to the terminal.
+    """Returns a console on standard output that colours no numbers and reads no markup, since texts may have brackets.
+
+    `soft_wrap` leaves long lines to the terminal.
     """
     width = None if sys.stdout.isatty() else WIDTH
     return QuietConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=soft_wrap, width=width)
@@ -28,10 +29,10 @@ def plain_table(
     words: Collection[str] = (),
     wraps: Collection[str] = (),
 ) -> Table:
-    """A table of `rows` of cells; the text of a cell is shown as it is, brackets too.
+    """Returns a table of `rows` of cells; the text of a cell is shown unchanged, with its brackets.
 
     Args:
-        heads: of the columns; where all are empty there is no line of heads.
+        heads: headings of the columns; if all are empty there is no line of headings.
         rows: cells in the order of `heads`.
         words: heads of the columns that begin at the left.
         wraps: heads of the columns that may take several lines.
