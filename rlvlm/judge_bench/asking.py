@@ -100,9 +100,9 @@ def ask(
     Args:
         judge: judge to ask.
         made: the items.
-        num_frames: of an episode, at most, evenly spread.
-        seed: of the order.
-        log: takes a line.
+        num_frames: maximum number of images per episode, evenly spread.
+        seed: seed of the order.
+        log: called with a line per kind that is left out.
         is_person: whether people answer, whose pages say how long each answer took; of others the time of a block is
             shared out evenly.
         most: only the first so many questions of each kind are asked; None: all.

@@ -75,7 +75,9 @@ def read_questions(path: Path) -> Questions:
 
 
 def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]:
-    """What `ENTRY_FILE` holds of a judge that was asked about a frozen suite, a person about the first questions of it.
+    """Returns the content of `ENTRY_FILE` for a judge that was asked about a frozen suite.
+
+    A person was asked only its first questions.
 
     Args:
         found: answers of the judge.

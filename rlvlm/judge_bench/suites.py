@@ -119,7 +119,7 @@ def for_person(suite: Suite) -> Suite:
 
 
 def questions_of_person(suite: Suite) -> int:
-    """Questions of each kind about each task, for about `PERSON_QUESTIONS` in all, at least 4."""
+    """Returns the number of questions of each kind about each task: at least 4, about `PERSON_QUESTIONS` in all."""
     return max(4, PERSON_QUESTIONS // (2 * len(suite.tasks)))
 
 

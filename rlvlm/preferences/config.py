@@ -207,14 +207,14 @@ class RewardModelConfig:
     """Share of each label that is spread evenly over both sides, in [0, 1): 0.2 fits a probability of 90 % for a
     label. At 0 rewards grow until they reach their bound, where near and nearer states have equal rewards."""
     output: Literal["bounded", "normalised"] = "bounded"
-    """bounded: networks end in a tanh, as in both papers, and perfect labels push most rewards to its ends;
-    normalised: they have no bound, states are scaled anew by all labelled steps before each fit, and the agent gets
-    their rewards centred and scaled by those of the labelled steps (Christiano et al. 2017, sec. 2.2.1), then bounded
-    alike. Tells near from nearer, not tried with images."""
+    """Range of the rewards. bounded: networks end in a tanh, as in both papers, and perfect labels push most rewards
+    to its ends. normalised: networks are unbounded, and states are scaled anew by all labelled steps before each fit;
+    the agent gets rewards that are centred and scaled by those of the labelled steps (Christiano et al. 2017, sec.
+    2.2.1), then bounded. It distinguishes near from nearer; not tried with images."""
     hold_out_every: int = 5
-    """One score in this many is held out; a fit ends once these are met. 0 holds out none, and trusts every fit: else
-    the agent explores until so many answers were predicted, before they trained, that chance would manage it in one run
-    of a hundred."""
+    """One score in this many is held out, and a fit ends once these are met. The agent explores until the model has
+    predicted so many new answers that chance would in at most one run of a hundred. 0 holds out none, and trusts every
+    fit."""
 
     def __post_init__(self) -> None:
         check_least(self, "reward_model", 1, "image_px", "ensemble", "batch_size", "max_epochs", "max_updates")

@@ -46,7 +46,10 @@ class RewardNetwork(nn.Module):
         return bounded(values.squeeze(-1)) if self.is_bounded else values.squeeze(-1)
 
     def calibrate(self, rows: Tensor, /) -> None:
-        """Gets the rows that are fitted: the first, before any update, or each time. Pixels have a known range."""
+        """Receives the rows to fit, before the first update or before each fit.
+
+        Image networks ignore them: pixels have a known range.
+        """
 
     def features(self, rows: Tensor, /) -> Tensor:
         """Returns [M, E] features: the space in which rows are near or far."""

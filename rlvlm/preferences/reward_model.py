@@ -30,9 +30,9 @@ _FIX = "lower reward_model.lr in the run's config.yaml, then `rlvlm resume`"
 
 
 _MIN_SPREAD = 1e-3
-"""Smallest standard deviation by which rewards are divided: with less the model says nothing yet."""
+"""Smallest standard deviation by which rewards are divided; below it the model is uninformative."""
 ENOUGH = math.log(100)
-"""Log odds from which answers count as better than chance: random ones ever reach it in one run of a hundred."""
+"""Log odds above which answers count as better than chance; random answers ever reach them in one run of a hundred."""
 
 
 def log_odds(num_right: int, num: int) -> float:
@@ -54,9 +54,9 @@ def log_odds(num_right: int, num: int) -> float:
 
 
 class Evidence(Stateful):
-    """Counts answers that were predicted by a model before it saw them, and whether they ever were enough.
+    """Counts answers that a model predicted before it trained on them, and whether they ever sufficed.
 
-    Once enough it stays so: later answers can be harder without being random.
+    Once they have sufficed this stays so: later answers can be harder without being random.
     """
 
     STATE = {"num_right": "num_right", "num": "num", "is_enough": "is_enough"}
@@ -80,7 +80,7 @@ class _ExampleTensors:
     rows: Tensor
     """[U, ...] inputs of the networks."""
     indices: Tensor
-    """[N, S, L] row of each step of each side."""
+    """[N, S, L] index of the row of each step of each side."""
     targets: Tensor
     """[N] targets."""
 
@@ -104,10 +104,10 @@ class RewardModel(Stateful):
        after a reward that means nothing. Each answer is predicted once, by the model as it was before it trained on it
        (a prequential test), so that asking again in every session does not make chance likelier to pass.
     3. Of the first session one half is predicted by a fit to the other, from which the fit to all goes on: the first
-       labels are few, and with half the steps the rewards were too flat to learn from on one of the drawer's seeds
+       labels are few, and with half the steps the rewards were too flat to learn from on one seed of the drawer
        (docs/experiments/).
-    4. With `output` normalised, inputs are centred and scaled anew before each fit: the first labels are of an agent
-       that moves at random, the later ones of places near the goal, which lie close together in that scale.
+    4. With `output` normalised, inputs are centred and scaled anew before each fit: the first labels show an agent that
+       moves at random, later ones show places near the goal, which are close together on the first scale.
 
     Args:
         inputs: inputs of the networks.
@@ -181,10 +181,10 @@ class RewardModel(Stateful):
         if every and self._objective.ends_on_held_out:
             # by its place in the list, so an example that is held out once is held out in every later fit
             is_held_out = numbers % every == every - 1
-        # before it trains on them: only then does it say something that it predicts them
+        # before it trains on them: only then do its predictions count
         report = self._predict(whole.part(numbers >= self._num_seen)) if self.num_fits else {}
         if self._is_normalised or not self.num_fits:
-            # departure 4: anew before each fit, by all that is labelled by now
+            # departure 4: anew before each fit, by all labels so far
             for member in self.ensemble.members:
                 member.calibrate(whole.rows)
         if not self.num_fits and every and len(examples) > 1:
@@ -192,7 +192,7 @@ class RewardModel(Stateful):
             is_even, nothing = numbers % 2 == 0, whole.part(numbers < 0)
             self._train(whole.part(is_even & ~is_held_out), held_out=nothing)
             report = self._predict(whole.part(~is_even))
-        self.ensemble.forget()  # what was read before is of other weights
+        self.ensemble.forget()  # features read before belong to other weights
         held_out = whole.part(is_held_out)
         report |= self._train(whole.part(~is_held_out), held_out)
         if self._is_normalised:

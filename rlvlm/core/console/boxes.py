@@ -1,4 +1,4 @@
-"""How a command ends: the one place that turns failures into a boxed message with the fix, and an exit code."""
+"""Runs commands; the only place that turns failures into a boxed message with the fix, and an exit code."""
 
 import logging
 import os
@@ -34,10 +34,10 @@ class _VisibleText(logging.Formatter):
 
 
 def open_streams() -> None:
-    """Gives a process that was started with standard output or error closed (`>&-`) streams without a reader, and
-    shows control characters of warnings.
+    """Replaces standard output and error by streams without a reader if they are closed (`>&-`), and makes control
+    characters in warnings visible.
     """
-    if logging.lastResort:  # warnings of a command that has no log go straight to standard error
+    if logging.lastResort:  # warnings of a command without a log go straight to standard error
         logging.lastResort.setFormatter(_VisibleText())
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         # else the next file that is opened gets the number, and what libraries print goes into it
@@ -123,7 +123,7 @@ def users_place(error: BaseException) -> str:
 
 
 def show_failure(what: str, fix: str) -> None:
-    """Draws the box: what happened, and below it how to mend it."""
+    """Draws the box: the failure, and the fix below it."""
     text = Text(visible(what.strip()))
     if fix:
         text.append("\n\nfix: ", style="bold green")

@@ -14,17 +14,17 @@ from rlvlm.core.foreign import visible
 
 
 class QuietConsole(Console):
-    """A console that obeys no control characters of what it shows, and falls silent where its reader goes away, as
-    `| head` does; what it reports on goes on.
+    """Console that shows control characters in texts as escapes, and stops writing once its reader is gone, as with
+    `| head`, without ending the process.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich renders it, control characters of texts made visible; rich's own stand in segments of their own."""
+        """Renders as rich does, with control characters in texts made visible; rich's own are in separate segments."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Writes nothing from here on. Rich's own method ends the process, and would redirect standard output."""
+        """Stops all further writing. Rich's own method ends the process, and would redirect standard output."""
         self.quiet = True
 
 

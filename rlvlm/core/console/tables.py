@@ -34,11 +34,11 @@ def plain_table(
     Args:
         heads: headings of the columns; if all are empty there is no line of headings.
         rows: cells in the order of `heads`.
-        words: heads of the columns that begin at the left.
-        wraps: heads of the columns that may take several lines.
+        words: headings of the columns that are aligned to the left.
+        wraps: headings of the columns whose cells may take several lines.
     """
-    # a Text shows brackets as they are; rich would take a string's for markup. Control characters are made visible
-    # before widths are measured, of which they have none
+    # a Text shows brackets as they are; in a string rich takes them for markup. Control characters are made visible
+    # before widths are measured, since they have no width
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=any(heads))
     for head in heads:
         table.add_column(visible(head), justify="left" if head in words else "right", no_wrap=head not in wraps)
