@@ -11,6 +11,7 @@ import tyro
 
 from rlvlm.commands.arguments import parse
 from rlvlm.core.errors import EXIT_DONE
+from rlvlm.core.foreign import visible
 from rlvlm.judges.config import DistillConfig
 
 
@@ -32,6 +33,6 @@ def command(words: Sequence[str], prog: str) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     outcome = distill(arguments.store, arguments.out, arguments.settings)
-    sys.stdout.write(graded_table(outcome))
+    sys.stdout.write(visible(graded_table(outcome)))
     sys.stdout.write(f"\nuse it with: --judge.backend pocket --judge.model {arguments.out}\n")
     return EXIT_DONE
