@@ -3,7 +3,7 @@
 import hashlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,7 +13,7 @@ from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.changes import changed
-from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.items import CASES, Item, TaskItems
 from rlvlm.judges.judge import Judge
 
 ASKED_AT_ONCE = 64
@@ -105,16 +105,16 @@ def ask(
         log: called with a line per kind that is left out.
         is_person: whether people answer, whose pages say how long each answer took; of others the time of a block is
             shared out evenly.
-        most: only the first so many questions of each kind are asked; None: all.
+        most: asks the questions that `first_for_person` picks; None: all.
 
     Raises:
         JudgeUnavailable: every question of a block failed.
     """
-    for kind, questions in asking_order(made, seed).items():
-        wanted = questions[:most]
-        for begin in range(0, len(wanted), ASKED_AT_ONCE):
+    order = asking_order(made, seed)
+    for kind, questions in (order if most is None else first_for_person(made, order, most)).items():
+        for begin in range(0, len(questions), ASKED_AT_ONCE):
             try:
-                yield _ask(judge, made, wanted[begin : begin + ASKED_AT_ONCE], num_frames, is_person)
+                yield _ask(judge, made, questions[begin : begin + ASKED_AT_ONCE], num_frames, is_person)
             except UnsupportedQuestion as error:  # of this kind of question; the other may do
                 log(f"{made.task}: {kind} are left out: {first_line(error)}")
                 break
@@ -136,6 +136,14 @@ def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]
     }
     # shuffled, or a pair's two questions would follow each other
     return {kind: [asked[place] for place in rng.permutation(len(asked))] for kind, asked in questions.items()}
+
+
+def first_for_person(
+    made: TaskItems, order: Mapping[str, Sequence[tuple[int, bool]]], most: int
+) -> dict[str, list[tuple[int, bool]]]:
+    """Of `asking_order` the first `most` questions of each kind, without controls, which would be half of them."""
+    plain = {place for place, item in enumerate(made.items) if item.case == "pair" or item.case in CASES}
+    return {kind: [asked for asked in own if asked[0] in plain][:most] for kind, own in order.items()}
 
 
 def _ask(

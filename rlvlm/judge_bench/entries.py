@@ -15,12 +15,12 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Label, Stamp, Status
 from rlvlm.judge_bench.archive import MAX_FRAMES, Archive, open_archive
-from rlvlm.judge_bench.asking import Answer, asking_order
+from rlvlm.judge_bench.asking import Answer, asking_order, first_for_person
 from rlvlm.judge_bench.bench import Measured, summarise
 from rlvlm.judge_bench.figures import cost_figures
 from rlvlm.judge_bench.frozen import FrozenItems, frozen_items
 from rlvlm.judge_bench.prediction import predict_row, read_curve
-from rlvlm.judge_bench.suites import Suite
+from rlvlm.judge_bench.suites import Suite, questions_of_person
 from rlvlm.judges.config import JudgeConfig, ScoreMode
 
 VERSION = 1
@@ -203,8 +203,8 @@ def _measured(value: Mapping[str, Any], questions: Questions) -> Measured:
     for task, frozen in questions.tasks.items():
         found.made[task] = frozen.made
         order = asking_order(frozen.made, seed)
-        if found.stamp.judge.startswith("human"):  # people answer the first questions of each kind
-            order = {kind: order[kind][: len(value["answers"][task][kind])] for kind in order}
+        if found.stamp.judge.startswith("human"):
+            order = first_for_person(frozen.made, order, questions_of_person(suite))
         found.answers[task] = list(_answers(value["answers"][task], frozen, order))
     return found
 

@@ -75,7 +75,9 @@ def test_a_person_is_asked_the_first_forty_questions_and_nobody_else_may_stop_th
     entry, file = entry_of(found, "anna", questions), tmp_path / "entry.json"
     file.write_text(entry_text(entry))
     assert read_entry(file, questions).name == "anna"
-    assert {kind: len(given) for kind, given in entry["answers"][TASK].items()} == {"pairs": 20, "scores": 20}
+    assert {kind: len(given) for kind, given in entry["answers"][TASK].items()} == {"pairs": 20, "scores": 12}, (
+        "no controls"
+    )
     file.write_text(entry_text(entry | {"judge": asdict(replace(found.stamp, judge="pocket:pocket"))}))
     with pytest.raises(UsageError, match="20 answers to"):
         read_entry(file, questions)
