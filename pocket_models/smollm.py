@@ -259,6 +259,7 @@ class Trainer:
         self.config.out.mkdir(parents=True, exist_ok=True)
         fresh = self.config.out / f"{SMOLLM2_FILE.name}.new"
         save_file({name: value.to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}, fresh)
+        fresh.chmod(0o644)  # safetensors leaves its file readable by its maker alone
         fresh.replace(self.config.out / SMOLLM2_FILE.name)
 
 

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.vlms.supervised import save
 
@@ -164,6 +165,7 @@ def convert(gguf: Path, aligned: Path, folder: Path) -> None:
     Raises:
         ValueError: a file is of another kind, or the two do not belong together.
     """
+    disable_progress_bar()  # of a single file
     model, processor = build(gguf)
     align(model, aligned)
     save(model, processor.tokenizer, processor, folder)
