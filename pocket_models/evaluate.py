@@ -157,7 +157,7 @@ def words(
                 labels = {Label.LEFT: "0", Label.RIGHT: "1", Label.TIE: "-1", None: ""}
                 given = [labels[verdict.label] for verdict in asked.compare(pairs)]
             else:
-                clips = [Clip(goal=one.goal, frames=shown) for one, shown in zip(drawn, frames, strict=True)]
+                clips = [Clip(goal=question.goal, frames=shown) for question, shown in zip(drawn, frames, strict=True)]
                 given = ["yes" if score >= 0.5 else "no" for score in scores_of(asked, clips)]
             for question, answer in zip(drawn, given, strict=True):
                 kinds = (question.kind,) if case == "own" and question.kind else ()

@@ -118,8 +118,8 @@ class Questions:
         length = int(rng.choice(_LENGTHS[form]))
         asked = [case or cases[place] for place in rng.choice(len(cases), size=count, p=weights / weights.sum())]
         return [
-            self._question(form, self.settings[place], one, length, rng)
-            for place, one in zip(drawn.tolist(), asked, strict=True)
+            self._question(form, self.settings[place], asked_case, length, rng)
+            for place, asked_case in zip(drawn.tolist(), asked, strict=True)
         ]
 
     def _question(self, form: Form, setting: Setting, case: Case, length: int, rng: np.random.Generator) -> Question:
