@@ -86,6 +86,8 @@ def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
             refuses.
     """
     if model == SMOLLM2:
+        if revision:
+            raise UsageError(f"{SMOLLM2} has no revisions, got {revision}", "leave out --revision")
         folder = to.expanduser().absolute() if to else _smollm2_folder()
         _make_smollm2(folder)
         return folder, str(folder)

