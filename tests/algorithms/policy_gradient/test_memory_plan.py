@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from benchmarks.memory_plan import write_config
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload, fix_of, plan, size_of, words_of
+from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, ModelSize, Workload, fix_of, plan, size_of, words_of
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
@@ -24,6 +24,7 @@ from rlvlm.policies.vlm.activations import Activations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs import preflight
+from rlvlm.runs.networks import workload_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.vlms import devices
@@ -161,6 +162,18 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
             assert caught.value.fix.startswith("--policy.learns lora")
     assert not caplog.records, "nothing is said of a GPU that is the run's to take"
     preflight._check_memory(override(config, {"policy.device": "cpu"}))
+    # learners that have the card do the supervised start on it, whose bound is that of updates
+    learners = override(config, {"algo.num_learners": 1, "algo.gpus_per_learner": 1.0, "sft.batch_size": 512})
+    bounded = override(learners, {"algo.microbatch_tokens": 1024})
+    size = size_of(config.large_policy, tmp_path)
+    whole, parts = (
+        plan(size, run.large_policy, run.algo, on_gpu=True, workload=workload_of(run)) for run in (learners, bounded)
+    )
+    assert whole.start > 2 * parts.start > 0 and whole.start > whole.update
+    monkeypatch.setattr(devices, "gpu_memory", lambda: (whole.total + parts.total) / 2 / (1 - MARGIN))
+    with pytest.raises(MachineError, match="a learner of .* takes .* GiB"):
+        preflight.check_before_run(learners)
+    preflight._check_memory(bounded)
     assert words_of(plan(SIZE, FULL, PolicyGradientConfig(), on_gpu=True)) == "1.7 GiB (context 0.7, images 1.0)"
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sharding import fetch_bucket
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, NumericsError
@@ -88,6 +90,21 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
     for name, value in ends[0].items():
         assert torch.equal(ends[1][name], value), name
         torch.testing.assert_close(ends[2][name], value, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_who_has_the_cards_does_the_supervised_start_with_its_bounds(make: Any) -> None:
+    """A card in name: what counts is that Ray gave it to the learner, and that the run's own process only waits."""
+    sft = ReplySFTConfig(turns=8, updates=2, batch_size=8)
+    bounds = {"microbatch_turns": 3}
+    here, there = (make(sft=sft, **bounds, **algo) for algo in ({}, {"num_learners": 1, "gpus_per_learner": 1.0}))
+    assert there.learner is None and ray.available_resources().get("GPU", 0) == 0
+    for algorithm in (here, there):
+        algorithm.prepare(lambda line: None)
+    assert of_all(there, lambda learner: (learner.imitator.num_updates, len(ray.get_gpu_ids()))) == [(2, 1)]
+    for name, value in here.policy.trained_state().items():
+        assert torch.equal(there.policy.trained_state()[name], value), name
+    for name in (metrics.SFT_LOSS, metrics.SFT_HELD_OUT_LOSS):
+        assert there.report()[name] == pytest.approx(here.report()[name], rel=1e-6), name
 
 
 def test_what_one_learner_meets_is_told_and_ends_them_all(two: Any) -> None:
