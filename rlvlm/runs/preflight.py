@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,20 +64,28 @@ def check_before_run(config: RunConfig) -> None:
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
-    # drawn in a process of its own, as a renderer that does not work may end the one that tries it
-    is_named = bool(os.environ.get("MUJOCO_GL", "").strip())  # else what was chosen has just been tried
-    backend = ensure_renderer()
-    if is_named and (failure := try_renderer(backend)):
-        raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
-    config.check_policy()
-    from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
-    from rlvlm.vlms.devices import own_gpu
+    with ThreadPoolExecutor(1) as pool:  # which waits for a process that draws, while this one imports
+        drawing = pool.submit(_check_renderer)
+        from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
+        from rlvlm.vlms.devices import own_gpu
 
+        drawing.result()
+    config.check_policy()
     try:
         with own_gpu(0):  # which one it will be is not known before Ray has started
             algorithm_settings(config, make_judge=_no_judge_yet if config.reward.asks_judge else None).validate()
     except ValueError as error:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
+
+
+def _check_renderer() -> None:
+    """Raises MachineError unless a process of its own can draw: a renderer that does not work may end the one that
+    tries it.
+    """
+    is_named = bool(os.environ.get("MUJOCO_GL", "").strip())  # else what was chosen has just been tried
+    backend = ensure_renderer()
+    if is_named and (failure := try_renderer(backend)):
+        raise MachineError(f"drawing with {backend} does not work: {failure}", FIX)
 
 
 def check_before_play(config: RunConfig) -> None:
