@@ -215,15 +215,14 @@ def test_evaluations_repeat_and_leave_training_alone(make: Any):
 def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[int] = []
-    reply = PolicyEngine._reply
+    algorithm, found, sizes = make(num_envs=2, rollout_turns=4), [], list[int]()
+    sample = algorithm.policy.sample
 
-    def counted(engine: PolicyEngine, obs: Any, *rest: Any) -> Any:
+    def counted(obs: Any, *rest: Any) -> Any:
         sizes.append(len(obs))
-        return reply(engine, obs, *rest)
+        return sample(obs, *rest)
 
-    monkeypatch.setattr(PolicyEngine, "_reply", counted)
-    algorithm, found = make(num_envs=2, rollout_turns=4), []
+    monkeypatch.setattr(algorithm.policy, "sample", counted)
     for eval_envs in (0, 6):
         config = algorithm.config.copy(copy_frozen=False).acting(eval_envs=eval_envs)
         algorithm.rollouts = TurnRollouts(config, algorithm._viewer, algorithm.policy, algorithm.env_runner_group)
