@@ -67,7 +67,8 @@ def imported_meanwhile(config: RunConfig) -> Iterator[None]:
         # what fails here fails again, and is said, where it is needed
         with suppress(Exception):
             importlib.import_module("torch._dynamo")  # of torch's optimisers
-            if config.large_policy is not None or config.kind == "turns":
+            # chat VLMs, the pocket one too, and checkpoints of VLAs
+            if config.large_policy is not None or (isinstance(config, TurnsRun) and not config.policy.is_own):
                 importlib.import_module("transformers.modeling_utils")
                 importlib.import_module("rlvlm.policies.vlm.loading")
 
