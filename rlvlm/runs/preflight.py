@@ -177,13 +177,16 @@ def _check_judge_share(config: RunConfig) -> None:
     Raises:
         MachineError: they do not.
     """
-    from rlvlm.vlms import devices
-
     judge, folder = config.judge, Path(config.judge.model).expanduser()
-    gpu_bytes = devices.gpu_memory()
-    if not config.serve.num_gpus or gpu_bytes is None or "/" not in judge.model or not folder.is_dir():
+    if not config.serve.num_gpus or "/" not in judge.model or not folder.is_dir():
         return
     from safetensors import safe_open
+
+    from rlvlm.vlms import devices
+
+    gpu_bytes = devices.gpu_memory()
+    if gpu_bytes is None:
+        return
 
     count = 0
     for file in folder.glob("*.safetensors"):

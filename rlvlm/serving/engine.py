@@ -61,8 +61,8 @@ class ServedEngine:
         self._policy = policy
         self._probe, self._frame = (obs, ids), frame
         self._by_tokens = config.backend == "vllm"
-        # as the policy has them, until an answer says what vLLM computes in, which its machine decides
-        self._vllm_dtype = "float32" if self._by_tokens else None
+        # weights are sent as they are until an answer says what vLLM computes in, which its machine decides
+        self._vllm_dtype = "" if self._by_tokens else None
         self._num_replicas = config.num_replicas
         self._weights: Weights | None = None
         self._frames = SeenImages[Frames](policy.config.cache_mib << 20)

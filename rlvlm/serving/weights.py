@@ -96,7 +96,8 @@ def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
         buckets: the same weights where learners have put them into the store already.
         bucket_bytes: that a bucket holds at most.
         vllm_dtype: what engines on vLLM compute in, such as `bfloat16`; weights are cast to it here, once for all of
-            them. They are given no heads, and of an adapter all. None: engines are copies of `policy`.
+            them, and with an empty one sent as they are. They are given no heads, and of an adapter all. None: engines
+            are copies of `policy`.
     """
 
     def put(content: Content) -> Any:

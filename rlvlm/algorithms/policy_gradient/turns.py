@@ -197,8 +197,8 @@ class TurnRunner(BaseRunner):
     def _as_answered(self, num_turns: int) -> Iterator[EnvSlot]:
         """Yields a slot after each of `num_turns` turns, each played as soon as its reply is there.
 
-        Replies under way that newer weights draw than the rollout began with are carried over into the next one, where
-        they are no older than any other; all others belong to this rollout, which waits for them.
+        Replies under way by newer weights than those that the rollout began with are carried over into the next one,
+        where they are no older than any other; all others belong to this rollout, which waits for them.
         """
         first, num_played = self.actor.version, 0
         while True:
