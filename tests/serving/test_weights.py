@@ -57,6 +57,7 @@ def test_every_worker_reads_every_bucket_and_there_are_never_more_than_two(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     weights, most, folder = packed(), [0], tmp_path / "version-1"
+    folder.mkdir()
 
     def fetch(_: Weights, bucket: Bucket) -> Any:
         most.append(sum(file.name.isdigit() for file in folder.iterdir()))
@@ -93,6 +94,7 @@ def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
     for number, (fetch, reason) in enumerate({gone: "does not come", torn: "torn"}.items()):
         monkeypatch.setattr(weights_module, "fetch", fetch)
         is_over, folder = threading.Event(), tmp_path / str(number)
+        folder.mkdir()  # as the replica does: workers take a folder that is missing for the end of it
         with ThreadPoolExecutor(2) as pool:
             feeding = pool.submit(feed_buckets, weights, folder, 1, is_over)
             with pytest.raises((RuntimeError, ValueError), match=reason):
@@ -127,7 +129,13 @@ def test_vllm_is_sent_what_it_computes_in_and_an_adapter_once(
     plain = engine.pack(1, learners)
     assert not puts
     said = SampledReply(
-        image=b"image", ids=ids, text="", log_probs=np.zeros(2, np.float32), value=0.0, is_complete=True, version=0
+        image=b"image",
+        answer={"ids": ids},
+        text="",
+        log_probs=np.zeros(2, np.float32),
+        value=0.0,
+        is_complete=True,
+        version=0,
     )
     answer = Future[ReplyReceipt]()
     answer.set_result(ReplyReceipt(answers=[said], sync_error=0.0, dtype="bfloat16"))

@@ -50,7 +50,7 @@ class LateEngine:
         number = len(self.asked)
         self.asked.append(self.version)
         reply = SampledReply(
-            image=obs.images[0], ids=np.array([number]), text='{"action": "+"}', value=0.0, is_complete=True,
+            image=obs.images[0], answer={"ids": np.array([number])}, text='{"action": "+"}',
             log_probs=np.array([-number - self.version / 8], np.float32), version=self.version,
         )  # fmt: skip
         is_late, seconds = number - self._first > ENVS * TURNS // 2, self._rng.uniform(0, 0.004)
