@@ -1,1 +1,1 @@
-"""Envs to act in: tasks by name, their scenes, and images drawn from stored snapshots. Used by floors 3-6."""
+"""Environments: tasks by name, their scenes, and the drawing of images from stored snapshots."""

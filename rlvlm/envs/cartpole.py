@@ -43,7 +43,7 @@ class CartPole(StepEnv):
 
     Args:
         config: start and episode length; there is no robot to show.
-        seed: of the starts, until `reset` is given another.
+        seed: of the starts, until `reset` is given another seed.
     """
 
     goal = "balance the brown pole on the black cart to be upright"
@@ -56,20 +56,20 @@ class CartPole(StepEnv):
         self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
         self._spread = _FIXED_START if config.start == "fixed" else _RANDOM_START
         self._episode_steps = config.episode_steps
-        self._backgrounds: dict[int, FloatArray] = {}  # by size in pixels: what never moves is painted once
+        self._backgrounds: dict[int, FloatArray] = {}  # by size in pixels: the still background is painted once
         self.reset(seed=seed)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """First observation [4] and info of a new episode; `options` is not used."""
+        """Returns the first observation [4] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
         self._state = self.np_random.uniform(-self._spread, self._spread)
         self._steps = self._upright_steps = 0
         return self._state.astype(np.float32), self._info()
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """Observation [4], minus the angle in degrees, never terminated, truncated at the time limit, info."""
+        """Returns observation [4], minus the angle in degrees, never terminated, truncated at the time limit, info."""
         self._state = _moved(self._state, _FORCE * min(max(float(action[0]), -1.0), 1.0))
         self._steps += 1
         reward = -abs(math.degrees(self._state[2]))
@@ -77,11 +77,11 @@ class CartPole(StepEnv):
         return self._state.astype(np.float32), reward, False, self._steps >= self._episode_steps, self._info()
 
     def snapshot(self) -> FloatArray:
-        """[1]: the pole's angle, radians, clockwise from upright."""
+        """Returns [1], the pole's angle, radians, clockwise from upright."""
         return self._state[2:3].astype(np.float32)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, size_px, size_px, 3] of `snapshots` [N, 1]."""
+        """Returns images [N, size_px, size_px, 3] of `snapshots` [N, 1]."""
         if size_px not in self._backgrounds:
             self._backgrounds[size_px] = _background(size_px)
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
@@ -92,11 +92,11 @@ class CartPole(StepEnv):
         return frames
 
     def scripted_action(self, obs: FloatArray) -> FloatArray:
-        """[1] a force that keeps the pole up: linear in what is observed."""
+        """Returns [1], a force that keeps the pole upright: a linear function of `obs`."""
         return np.array([obs @ _BALANCE], np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """Position, angle and their speeds, generator and step counts."""
+        """Returns position, angle and their speeds, generator and step counts."""
         counts = {"steps": self._steps, "upright_steps": self._upright_steps}
         return {"state": self._state.copy(), "generator": self.generator_text()} | counts
 
@@ -115,7 +115,7 @@ class CartPole(StepEnv):
 
 
 def _moved(state: NDArray[np.float64], force: float) -> NDArray[np.float64]:
-    """The state [4] one step of Euler's method later, under `force` in newtons."""
+    """Returns the state [4] after one Euler step under `force` in newtons."""
     x, speed, angle, spin = state.tolist()
     mass = _CART_KG + _POLE_KG
     sine, cosine = math.sin(angle), math.cos(angle)
@@ -124,7 +124,7 @@ def _moved(state: NDArray[np.float64], force: float) -> NDArray[np.float64]:
     push = (force + _POLE_KG * _HALF_POLE_M * spin**2 * sine) / mass
     turn = (_GRAVITY * sine - cosine * push) / (_HALF_POLE_M * (4 / 3 - _POLE_KG * cosine**2 / mass))
     thrust = push - _POLE_KG * _HALF_POLE_M * turn * cosine / mass
-    # at its stop a place is held but its speed is kept, as in the paper's code
+    # the cart and the pole stop at their limits but keep their speed, as in the paper's code
     x = min(max(x + _STEP_S * speed, -_MAX_X), _MAX_X)
     angle = min(max(angle + _STEP_S * spin, -_MAX_ANGLE), _MAX_ANGLE)
     return np.array([x, speed + _STEP_S * thrust, angle, spin + _STEP_S * turn])
@@ -138,13 +138,13 @@ def _grid(size_px: int) -> tuple[FloatArray, FloatArray]:
 
 def _blend(image: FloatArray, outside: NDArray[np.floating], colour: tuple[int, int, int]) -> None:
     """Lays a colour over `image` [H, W, 3] where `outside` [H, W], scene pixels from a shape's edge, is negative."""
-    # half a pixel of ramp on either side of the edge, which is what makes it smooth
+    # the ramp is half a pixel wide on either side of the edge, so that edges are smooth
     share = np.clip(0.5 - outside * (len(image) / _SCENE_PX), 0.0, 1.0)[..., None]
     image += share * (np.array(colour, np.float32) - image)
 
 
 def _background(size_px: int) -> FloatArray:
-    """The background [H, W, 3]: white, the rail, the cart."""
+    """Returns the background [H, W, 3]: white, the rail, the cart."""
     x, y = _grid(size_px)
     image = np.full((size_px, size_px, 3), 255.0, np.float32)
     _blend(image, np.abs(y - _RAIL_Y) - 0.5 + 0 * x, _BLACK)  # 0 * x: the rail is as long as the image is wide

@@ -1,4 +1,4 @@
-"""Checks of the contract of every env."""
+"""Checks that an env keeps its contract."""
 
 import warnings
 from typing import Any
@@ -24,7 +24,7 @@ _TOLD_ALWAYS = {
 _TOLD_AFTER_STEPS = {
     StepEnv: (), TurnEnv: ("is_invalid", "action"), ChunkEnv: ("steps", "env_rewards", "snapshots"),
 }  # fmt: skip
-# nothing, unfinished, no word of the env, not a word at all, nested too deep to parse, half of a surrogate pair
+# replies: empty, unfinished, not a JSON object, an unknown action, nested too deep to parse, half a surrogate pair
 _NONSENSE = (
     *("", "{", '{"action":', '{"action": "no such word"}', '{"action": {}}', '{"action": null}'),
     *("[" * 5_000, "\ud800"),
@@ -32,7 +32,7 @@ _NONSENSE = (
 
 
 def check_form(env: Any) -> None:
-    """Raises unless a reset and a step of `env` return all that its kind promises, without which it cannot be played.
+    """Raises if a reset or a step of `env` lacks something that every env of its kind must return.
 
     Raises:
         AssertionError: says what is missing.
@@ -160,7 +160,7 @@ def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
 
 
 def _random_action(env: AnyEnv, rng: np.random.Generator) -> Any:
-    """Any action; of an env in turns a legal one, or now and then nonsense."""
+    """Returns a random action; for an env in turns a legal one, or now and then nonsense."""
     if isinstance(env, TurnEnv):
         action = int(rng.choice(env.legal()))
         return "nonsense" if rng.random() < 0.1 else env.action_text(action, "a random thought")
@@ -171,7 +171,7 @@ def _random_action(env: AnyEnv, rng: np.random.Generator) -> Any:
 
 
 def _play(env: Any, num: int, seed: int, start: int | None = None) -> list[Answer]:
-    """Answers of `env` to `num` random actions; a finished episode is followed by the next.
+    """Plays `num` random actions and returns the answers of `env`; a finished episode is followed by the next.
 
     With `start`, a new episode of that seed comes first.
     """
@@ -189,7 +189,7 @@ def _play(env: Any, num: int, seed: int, start: int | None = None) -> list[Answe
 
 
 def _snapshot(answer: Answer) -> FloatArray:
-    """[S] of the state just reached, wherever a kind of env has it."""
+    """Returns the snapshot [S] of the state just reached; each kind of env keeps it in another place."""
     obs, *_, info = answer
     if "snapshot" in info:
         return info["snapshot"]
@@ -209,7 +209,7 @@ def _assert_same(left: list[Answer], right: list[Answer], promise: str) -> None:
 
 
 def _check_answers(env: AnyEnv, answers: list[Answer]) -> None:
-    """Checks the facts that all three kinds give of every state; the last of `answers` is the present one."""
+    """Checks the values that all three kinds return for every state; the last of `answers` is the present state."""
     for answer in answers:
         snapshot, info = _snapshot(answer), answer[4]
         assert snapshot.shape == (env.snapshot_size,) and snapshot.dtype == np.float32, "snapshots are [S] float32"
@@ -220,7 +220,7 @@ def _check_answers(env: AnyEnv, answers: list[Answer]) -> None:
 
 
 def _check_repeats(env: AnyEnv, twin: AnyEnv, num: int, num_before: int = 7) -> None:
-    """Equal seeds and actions have equal answers, and so have equal states, on any instance."""
+    """Checks that equal seeds and actions give equal answers, as do equal states, on any instance."""
     promise = "equal seeds and actions"
     _assert_same(_play(env, num // 2, seed=1, start=11), _play(twin, num // 2, seed=1, start=11), promise)
     _play(env, num_before, seed=2, start=5)
@@ -233,7 +233,7 @@ def _check_repeats(env: AnyEnv, twin: AnyEnv, num: int, num_before: int = 7) -> 
     for name, value in state.items():
         message = f"get_state() gives {name!r} as it is now, not the array that the env goes on changing: copy it"
         assert np.array_equal(kept[name], np.asarray(value), equal_nan=kept[name].dtype.kind == "f"), message
-    _play(twin, num_before // 2, seed=4, start=99)  # what an instance has been through must not matter
+    _play(twin, num_before // 2, seed=4, start=99)  # the result must not depend on what an instance did before
     for other, promise in ((env, "set_state"), (twin, "set_state on another instance")):
         _restore(other, state)
         assert np.array_equal(other.snapshot(), here), f"{promise}: another scene"
@@ -256,7 +256,7 @@ def _restore(env: AnyEnv, state: dict[str, Any]) -> None:
 
 
 def _drawn(env: AnyEnv, snapshots: FloatArray) -> list[Frames]:
-    """Images of `snapshots`, at each of some sizes and by each camera."""
+    """Returns images of `snapshots`, at each of several sizes and by each camera."""
     if isinstance(env, TurnEnv):
         wanted, images = [env.image_px], [env.draw(snapshots)]
     elif isinstance(env, ChunkEnv):
@@ -271,17 +271,17 @@ def _drawn(env: AnyEnv, snapshots: FloatArray) -> list[Frames]:
 
 
 def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | None = None) -> FloatArray:
-    """Images follow from snapshots alone, and drawing disturbs nothing; the snapshots [N, S] that were drawn.
+    """Checks that images follow from snapshots alone and drawing disturbs nothing; returns the snapshots drawn [N, S].
 
     Args:
         env: is played for `num` random actions.
-        twin: another instance.
-        num: of actions.
-        different: [M, S] that must all look different; None: some of those that are met must.
+        twin: another instance of the same config.
+        num: number of actions.
+        different: [M, S] snapshots that must all look different; None: some of the snapshots met must.
     """
     env.reset(seed=6)
     seen = np.stack([_snapshot(answer) for answer in _play(env, num, seed=5)])
-    # the future is played once, then everything is drawn, and then it has to come about again
+    # play the future once, then draw everything: after that the same future must come about again
     state, future = env.get_state(), _play(env, num, seed=6)
     _restore(env, state)
     images = _drawn(env, seen)
@@ -297,7 +297,7 @@ def _check_images(env: AnyEnv, twin: AnyEnv, num: int, different: FloatArray | N
         assert len(different) >= 2 and len(looks) == len(different), "different scenes look different"
         seen = np.concatenate([seen, different])
         images = _drawn(env, seen)
-    if isinstance(env, ChunkEnv):  # these look into the simulator too
+    if isinstance(env, ChunkEnv):  # these draw from inside the simulator too
         env.landmarks(seen)
     _assert_same(_play(env, num, seed=6), future, "drawing and finding landmarks disturb nothing")
     keys = env.image_key(seen)
@@ -316,7 +316,7 @@ def _check_reading(env: TurnEnv) -> None:
         assert reply.action == action and "because" in reply.thought, f"{text} is read as {reply}"
         assert reply.action_span and reply.text[slice(*reply.action_span)] == env.action_names[action], "the span"
     for text in _NONSENSE:
-        before, state = env.snapshot(), env.get_state()  # restored below: each piece of nonsense meets the same turn
+        before, state = env.snapshot(), env.get_state()  # restored below: each unreadable reply meets the same turn
         assert env.read(text).action is None, f"{text[:40]!r} is read as an action"
         _, reward, _, _, info = env.step(text)
         assert info["is_invalid"], "a reply that cannot be read is flagged"
@@ -329,7 +329,7 @@ def _check_reading(env: TurnEnv) -> None:
 
 
 def _check_chunk(env: ChunkEnv, answer: Answer) -> None:
-    """Checks the observations of an env in chunks, and its facts about the steps of a chunk."""
+    """Checks the observations of an env in chunks, and what it reports about the steps of a chunk."""
     obs, reward, _, _, info = answer
     assert len(obs) == 1 and obs.texts[0], "an env by itself observes one env, with an instruction"
     is_listed = not env.instructions or obs.texts[0] in env.instructions
@@ -345,8 +345,8 @@ def _check_chunk(env: ChunkEnv, answer: Answer) -> None:
 
 
 def _check_side_by_side(env: ChunkEnv, num_chunks: int) -> None:
-    """Envs side by side do what each does by itself, and leave finished ones alone."""
-    # the first and the third are one episode twice: equal states driven by equal chunks stay equal
+    """Checks that envs driven side by side behave as they do alone, and that finished ones are left alone."""
+    # the first and the third row play the same episode: equal states under equal chunks must stay equal
     state_ids, seeds = np.array([17, 18, 17]), (7, 8, 7)
     generators = [np.random.default_rng(seed) for seed in seeds]
     chunks = np.stack([[_random_action(env, rng) for _ in range(num_chunks)] for rng in generators])

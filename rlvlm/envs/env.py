@@ -34,7 +34,7 @@ Act = TypeVar("Act")
 
 
 def place_of(cls: type) -> str:
-    """Location of a class's source, as `FILE, line N`; its module where there is no source."""
+    """Returns where a class is defined, as `FILE, line N`; its module if there is no source file."""
     try:
         return f"{inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]}"
     except (OSError, TypeError):  # typed at a prompt, or compiled
@@ -42,40 +42,40 @@ def place_of(cls: type) -> str:
 
 
 class Env(gym.Env[Obs, Act]):
-    """Common base of the three kinds; `reset` and `step` put `success` (bool) and `progress` (float in [0, 1]) into
-    `info`.
+    """Common base of the three kinds of envs; `reset` and `step` put `success` (bool) and `progress` (float in [0, 1])
+    into `info`.
 
-    Chance comes from `self.np_random` alone, and belongs to the state. Time limits truncate, they do not terminate.
+    All randomness comes from `self.np_random`, which is part of the state. Time limits truncate, they do not terminate.
     """
 
     metadata = {"render_modes": []}  # images are drawn from snapshots, where they are looked at
     render_mode = None
     goal: str
-    """Fills the slot of a judge's prompt, e.g. `open the drawer`; empty where only the user can say it."""
+    """Goal phrase for a judge's prompt, e.g. `open the drawer`; empty where only the user can state it."""
     pixels: Any = None
     """The `rlvlm.envs.pixels.KeptPixels` of an env that cannot draw its past again."""
     note: str = ""
     """Advice for users about this env's images; `rlvlm check-task` prints it."""
     has_success: bool = True
-    """Whether the env can tell success; where it cannot, no episode has it, and returns are what is compared."""
+    """Whether the env can tell success; if not, no episode counts as a success, and runs are compared by return."""
     has_progress: bool = True
-    """Whether progress is measured; where it only repeats `success`, answers are held against true returns."""
+    """Whether progress is measured; if it only repeats `success`, judges are compared with true returns instead."""
     is_symmetric: bool = False
-    """Whether an image that is mirrored, left to right, shows a scene of this env with the same progress."""
+    """Whether mirroring an image of this env left to right shows a valid scene with the same progress."""
     snapshot_size: int
-    """S."""
+    """S, the numbers in a snapshot."""
     draws_path: bool = False
-    """Whether judges see the path of the hand (`EnvConfig.draw_path`)."""
+    """Whether judges see the path of the hand drawn on the image (`EnvConfig.draw_path`)."""
     grain: float
-    """Grain that snapshots are rounded to before they are drawn, in their units: equal keys give equal images."""
+    """Step size to which snapshots are rounded before drawing, in their units: equal keys give equal images."""
     promised: ClassVar[tuple[str, ...]] = ("goal", "snapshot_size")
     """Attributes that every env of this kind has."""
     page: ClassVar[str] = "docs/tasks.md"
-    """Page that shows a whole env of this kind."""
+    """Documentation page with a complete env of this kind."""
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Refuses a class that lacks methods: where it is and which they are, before an hour of training."""
-        # Gymnasium's base is no ABC, so Python itself makes instances of what lacks abstract methods
+        """Refuses a class that lacks methods, before any training; the message names the class's file and them."""
+        # Gymnasium's base is not an ABC, so Python itself would instantiate a class with abstract methods
         missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
         missing += [name for name in ("reset", "step") if getattr(cls, name) is getattr(gym.Env, name)]
         missing += ["grain or image_key"] if cls.image_key is Env.image_key and not hasattr(cls, "grain") else []
@@ -86,64 +86,64 @@ class Env(gym.Env[Obs, Act]):
 
     @property
     def source_class(self) -> type:
-        """The class whose code says how this env behaves, for messages; of a wrapped env the one that is wrapped."""
+        """Class that implements this env, for messages; for a wrapper, the class of the wrapped env."""
         return type(self)
 
     def reset_to(self, start: int) -> tuple[Obs, dict[str, Any]]:
-        """First observation and info of the episode that `start` decides: a seed, or an initial state's number."""
+        """Returns the first observation and info of the episode of `start`: a seed, or an initial state's number."""
         return self.reset(seed=start)
 
     @abstractmethod
     def snapshot(self) -> FloatArray:
-        """The present state as `[S]`: everything that can change the image."""
+        """Returns the present state as `[S]`: everything that can change the image."""
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """`[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use. By default
-        snapshots in steps of `grain`.
+        """Returns `[N, P]`: snapshots with equal keys look the same, to well under a pixel at any size in use. By
+        default snapshots in steps of `grain`.
         """
         return np.rint(snapshots / self.grain).astype(np.int64)
 
     @abstractmethod
     def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
-        """`[N, H, W, 3]` of `snapshots` `[N, S]`, whatever kind of env it is.
+        """Returns `[N, H, W, 3]` images of `snapshots` `[N, S]`, for any kind of env.
 
         Args:
-            snapshots: the env's own.
-            size_px: side; of envs in turns the height that their own size is scaled to, where None leaves it.
-            camera: of envs in chunks.
+            snapshots: snapshots of this env.
+            size_px: side of the images; for envs in turns, their height, where None keeps the env's own size.
+            camera: camera, for envs in chunks.
         """
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
-        """`[N, 2]` where the hand was at each of `snapshots` `[N, S]`, in the image of the last of them: shares of the
-        image's width from its left and of its height from its top. Outside of [0, 1] where the hand was beside the
-        image, NaN where it was behind the camera.
+        """Returns `[N, 2]`, the hand's position at each of `snapshots` `[N, S]` in the image of the last one: as shares
+        of the image's width from the left and of its height from the top. Outside of [0, 1] where the hand was beside
+        the image, NaN where it was behind the camera.
 
         Args:
             snapshots: N >= 1 moments of one episode, in order of time.
-            camera: of envs in chunks; the first one by default.
+            camera: camera, for envs in chunks; the first one by default.
 
         Raises:
-            UsageError: the env does not know, as by default.
+            UsageError: the env does not know the hand's position; this is the default.
         """
         what = f"the env {type(self).__name__} ({place_of(type(self))}) does not know where a hand is in its images"
         raise UsageError(what, "leave out --env.draw-path, or give the env a method hand_path (docs/judges.md)")
 
     def draw_path(self, image: NDArray[np.uint8], snapshots: FloatArray, camera: str = "") -> NDArray[np.uint8]:
-        """A copy of `image` `[H, W, 3]`, drawn of the last of `snapshots` `[N, S]`, with the hand's path through them
-        all.
+        """Returns a copy of `image` `[H, W, 3]`, which shows the last of `snapshots` `[N, S]`, with the path of the
+        hand through all of them drawn on it.
         """
         return paint_path(image, self.hand_path(snapshots, camera))
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """The full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
+        """Returns the full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
 
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, on this or another instance of the same config."""
 
     def generator_text(self) -> str:
-        """The state of `np_random`, for `get_state`: as text, for states hold no Python objects."""
+        """Returns the state of `np_random` for `get_state`, as text, because states hold no Python objects."""
         return json.dumps(self.np_random.bit_generator.state)
 
     def set_generator(self, text: str) -> None:
@@ -162,16 +162,16 @@ class StepEnv(Env[FloatArray, FloatArray]):
 
     @abstractmethod
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]`. The running episode is not disturbed."""
+        """Returns images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]`. The running episode is not disturbed."""
 
     def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
         assert size_px is not None, "only envs in turns have a size of their own"
         return self.draw(snapshots, size_px)
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
-        """`[A]` what a script that knows the goal does next, not clipped; None where there is none.
+        """Returns `[A]`, the next action of a script that knows the goal, not clipped; None where there is no script.
 
-        It shows what a task looks like when it is done, for contact sheets and the like; it is not learned from.
+        It shows on contact sheets and the like what a solved task looks like; no policy learns from it.
         """
         return None
 
@@ -187,7 +187,7 @@ def check_action(action: FloatArray) -> None:
 
 
 Outcome = tuple[float, bool, bool]
-"""Reward, terminated, truncated."""
+"""Result of a turn: reward, terminated, truncated."""
 
 
 _MAX_STARTS = 1_000
@@ -198,40 +198,40 @@ class TurnEnv(Env[Turn, str]):
     """An env that is played by writing JSON: `{"thoughts": "...", "action": "..."}`.
 
     `reset` and `step` put into `info`: `success` (bool), `progress` (float in [0, 1], the simulator's truth), `legal`
-    (indices of the actions that are legal now) and, after a step, `is_invalid` (whether no legal action could be read)
+    (indices of the actions that are legal now) and, after a step, `is_invalid` (whether the reply held no legal action)
     and `action` (the index that was carried out, None for none). A reply that cannot be read changes nothing but the
     number of turns and costs the task's penalty; only the reference's rules answer it with a random action.
 
-    A member implements what is abstract here and may rely on `self.np_random` alone for chance.
+    A subclass implements the abstract methods and takes all randomness from `self.np_random`.
     """
 
     promised = (*Env.promised, "action_names", "image_px")
     page = "examples/press_button.py"
     action_names: tuple[str, ...]
-    """Every word that an action may be, in a fixed order."""
+    """All actions, as written in replies, in a fixed order."""
     image_px: tuple[int, int]
-    """Height and width as the reference draws it."""
+    """Height and width of the image, as in the reference."""
     rules: Literal["strict", "legacy"] = "strict"
-    """legacy: read and answer replies as the reference does."""
+    """strict or legacy; legacy reads and answers replies as the reference does; see `TurnEnvConfig.rules`."""
     split: Literal["all", "training", "held_out"] = "all"
-    """Which starts episodes may have; see `TurnEnvConfig`."""
+    """Starts that episodes may have; see `TurnEnvConfig.split`."""
     num_starts: int | None = None
     """Number of different starts; None: not counted."""
     milestones: Mapping[str, float] = MappingProxyType({})
-    """Milestones on the way to success, by name: reached as soon as `progress` is at least so much."""
+    """Milestones on the way to success, by name: each is reached once `progress` is at least its value."""
     template: Template | None = None
-    """Words in place of the env's own prompt, `TurnEnvConfig.prompt`'s; None: the env's own."""
+    """Template that replaces the env's own prompt (`TurnEnvConfig.prompt`); None: the env's own."""
     has_expert: bool = True
-    """Whether `expert_action` and `expert_thought` know what to do."""
+    """Whether `expert_action` and `expert_thought` are implemented."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Turn, dict[str, Any]]:
-        """First turn and info of a new episode; `options` is not used.
+        """Returns the first turn and info of a new episode; `options` is not used.
 
         Raises:
-            UsageError: no start of the wanted side of the split turned up: the env has too few different ones.
+            UsageError: no start of the wanted side of the split was drawn: the env has too few different ones.
         """
         super().reset(seed=seed, options=options)
-        # starts of the other side are drawn and thrown away, so those of the wanted one keep the env's own odds
+        # starts of the other side are drawn and discarded, so that the rest keep their relative frequencies
         for _ in range(_MAX_STARTS):
             self.begin()
             if self.may_start(self.snapshot()):
@@ -239,58 +239,58 @@ class TurnEnv(Env[Turn, str]):
         raise UsageError(f"no start of this env is on the side {self.split!r} of the split", "--env.split all")
 
     def step(self, text: str) -> tuple[Turn, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in turns is a text
-        """Next turn, true reward, terminated, truncated, info.
+        """Returns the next turn, true reward, terminated, truncated, info.
 
         Args:
-            text: what the player wrote; anything is allowed.
+            text: the player's reply; any text is allowed.
         """
         action = read = self.read(text).action
-        if action is None and self.rules == "legacy":  # as the reference answers what it cannot read
+        if action is None and self.rules == "legacy":  # the reference answers an unreadable reply with a random action
             action = int(self.np_random.choice(self.legal()))
         reward, terminated, truncated = self.act(action)
         info = self.info() | {"is_invalid": read is None, "action": action}
         return self.turn(), reward, terminated, truncated, info
 
     def read(self, text: str) -> Reply:
-        """What the env understands; nothing is raised and nothing changes."""
+        """Parses a reply; raises nothing and changes nothing."""
         return (read_legacy if self.rules == "legacy" else read_reply)(text, self.action_names, self.legal())
 
     def action_text(self, action: int, thought: str = "") -> str:
-        """A well-formed reply; `thought` as `expert_thought` gives it, or plain words."""
+        """Returns a well-formed reply; `thought` as `expert_thought` returns it, or plain text."""
         return write_reply(self.action_names[action], thought)
 
     def turn(self) -> Turn:
-        """The present observation of the player."""
+        """Returns the player's present observation."""
         text = self.prompt() if self.template is None else self.template.substitute(self.prompt_fields())
         return Turn(snapshot=self.snapshot(), prompt=text)
 
     def prompt_fields(self) -> dict[str, str]:
-        """Fields that a prompt of the user's own may name, by their names behind the dollar sign."""
+        """Returns the fields that a user's prompt file may use, by their names after the dollar sign."""
         actions = ", ".join(f'"{self.action_names[index]}"' for index in self.legal())
         return {"prompt": self.prompt(), "actions": actions, "goal": self.goal}
 
     def info(self) -> dict[str, Any]:
-        """Further facts that `reset` and `step` give."""
+        """Returns further entries of the `info` of `reset` and `step`."""
         return {"success": self.is_success(), "progress": self.progress(), "legal": self.legal()}
 
     def legal(self) -> tuple[int, ...]:
-        """Indices of the actions that are legal now: all, unless a member says otherwise."""
+        """Returns the indices of the actions that are legal now: all, unless a subclass overrides it."""
         return tuple(range(len(self.action_names)))
 
     def may_start(self, first: FloatArray) -> bool:
-        """Whether an episode may start as the one whose first snapshot [S] is `first` did: the split has it."""
+        """Returns whether the split contains the start whose first snapshot [S] is `first`."""
         if self.split == "all":
             return True
-        # a hash of the start and not a draw: each start is on the same side in every run and every process
+        # hashed rather than drawn, so that each start is on the same side in every run and every process
         is_held_out = hashlib.sha256(self.start_key(first)).digest()[0] < _HELD_OUT_BYTES
         return is_held_out == (self.split == "held_out")
 
     def start_key(self, first: FloatArray) -> bytes:
-        """Identity of a start, by its snapshot [S]."""
+        """Returns the identity of a start, given its first snapshot [S]."""
         return first.tobytes()
 
     def count_starts(self, seeds: int) -> int:
-        """How many different starts the first so many seeds have; the episode under way ends."""
+        """Returns how many different starts the seeds 0 to `seeds` - 1 lead to; this ends the running episode."""
         return len({self.start_key(self.reset(seed=seed)[0].snapshot) for seed in range(seeds)})
 
     @abstractmethod
@@ -299,27 +299,27 @@ class TurnEnv(Env[Turn, str]):
 
     @abstractmethod
     def act(self, action: int | None) -> Outcome:
-        """Carries out an action, or lets a turn pass for its price where `action` is None."""
+        """Carries out an action; None, for an unreadable reply, only uses up a turn and costs the penalty."""
 
     @abstractmethod
     def prompt(self) -> str:
-        """The user's words of this turn."""
+        """Returns the user message of this turn."""
 
     @abstractmethod
     def is_success(self) -> bool:
-        """The env's own success test."""
+        """Returns the env's own test of success."""
 
     @abstractmethod
     def progress(self) -> float:
-        """How near to success, in [0, 1]."""
+        """Returns how near the state is to success, in [0, 1]."""
 
     def turns_left(self) -> int | None:
-        """Turns that the expert would still take to success, 0 once it is reached; None where that is not known."""
+        """Returns the number of turns the expert still needs, 0 after success; None if unknown."""
         return None
 
     @abstractmethod
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images `[N, H, W, 3]` of `snapshots` `[N, S]`, H and W as `image_px` says. No episode is disturbed."""
+        """Returns images `[N, H, W, 3]` of `snapshots` `[N, S]`, H and W from `image_px`; disturbs no episode."""
 
     def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
         frames = self.draw(snapshots)
@@ -331,41 +331,41 @@ class TurnEnv(Env[Turn, str]):
 
     @abstractmethod
     def expert_action(self) -> int:
-        """The next action of an exact script."""
+        """Returns the next action of an exact script."""
 
     @abstractmethod
     def expert_thought(self) -> str:
-        """Its reading of the image and its reason: members of the reply's JSON object, as text."""
+        """Returns the expert's reading of the image and its reason: members of the reply's JSON object, as text."""
 
 
 FIRST_HELD_OUT_STATE = 1_000_000
-"""Initial states from this number on are for evaluation alone; training draws smaller numbers."""
+"""First initial state reserved for evaluation; training draws smaller numbers."""
 
 
 class ChunkEnvs(ABC):
-    """N envs whose episodes begin together and are driven side by side; finished ones are stepped no further."""
+    """N envs whose episodes begin together and are stepped side by side; finished ones are not stepped any more."""
 
     lost: frozenset[int] = frozenset()
-    """Rows whose env is gone since `begin`: their observations are made up, and are not learned from."""
+    """Indices of envs lost since `begin`: their observations are placeholders and must not be learned from."""
 
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """The places of `state_ids` `[N]` in batches, each of which is begun and driven to its end before the next.
+        """Returns the indices of `state_ids` `[N]` in batches; each is begun and played to its end before the next.
 
-        One batch of all, unless they take more memory together than a machine has.
+        There is one batch, unless all envs together need more memory than a machine has.
         """
         return [np.arange(len(state_ids))]
 
     @abstractmethod
     def begin(self, state_ids: NDArray[np.int64]) -> Observations:
-        """First observations of N new episodes, from the initial states `state_ids` `[N]`; N may differ each time."""
+        """Returns the first observations of new episodes, from initial states `[N]`; N may differ each time."""
 
     @abstractmethod
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
-        """Results of `chunks` `[n, L, A]`, in the env's units, in the envs `rows` `[n]`."""
+        """Returns the results of `chunks` `[n, L, A]`, in the env's units, for the envs `rows` `[n]`."""
 
 
 class ChunkEnv(Env[Observations, FloatArray]):
-    """An env that is driven by chunks of L actions and looked at between them.
+    """An env that is driven by chunks of L actions; the policy observes it between chunks.
 
     `reset` takes an initial state's number in `options["state_id"]`; without it the number is drawn with the seed.
     `reset` and `step` put into `info`: `state_id`, `progress` (float in [0, 1], the simulator's truth), `success`
@@ -376,28 +376,30 @@ class ChunkEnv(Env[Observations, FloatArray]):
     """
 
     instructions: tuple[str, ...] = ()
-    """All that an episode may have, which imported demonstrations must keep to; empty where they cannot be listed."""
+    """Every instruction that an episode may have; imported demonstrations must use these. Empty if they cannot be
+    listed."""
     cameras: tuple[str, ...]
-    """Names of the cameras that a policy sees through."""
+    """Names of the policy's cameras."""
     chunk_steps: int
-    """L."""
+    """L, the actions in a chunk."""
     action_low: FloatArray
     """[A] smallest values of an action, in the env's units."""
     action_high: FloatArray
     """[A] largest values."""
     scaled_actions: tuple[bool, ...]
-    """A of them: whether a dimension is normalised by the demonstrations' quantiles; False for a gripper in [0, 1]."""
+    """For each of the A action dimensions: whether it is normalised by the demonstrations' quantiles (a gripper is
+    not)."""
     proprio_size: int
-    """P."""
+    """P, the numbers of proprioception."""
     num_offsets: int = 0
-    """W, numbers in the offsets from the hand to the other landmarks."""
+    """W, the numbers in the offsets from the hand to the other landmarks."""
     offset_unit: float = 1.0
-    """How far the hand typically is from things, in the units of `landmarks`: what offsets are counted in."""
+    """Unit in which offsets are counted, in units of `landmarks`: a typical distance between hand and things."""
     episode_steps: int
     """Env steps of the longest episode."""
     num_held_out: int | None = None
-    """Initial states for evaluation, where there are few: numbers from `FIRST_HELD_OUT_STATE` on that are so far apart
-    have the same one. None where each number has its own."""
+    """Number of initial states for evaluation, where there are few: numbers from `FIRST_HELD_OUT_STATE` on that differ
+    by a multiple of this number share a state. None where each number has its own."""
 
     promised = (
         *Env.promised,
@@ -406,14 +408,14 @@ class ChunkEnv(Env[Observations, FloatArray]):
     page = "docs/chunk_envs.md"
 
     def drawn_state(self, seed: int | None, options: dict[str, Any] | None) -> int:
-        """The initial state's number: that of the options, or one drawn with the seed."""
+        """Returns the initial state's number: the one in the options, or one drawn with the seed."""
         super().reset(seed=seed, options=options)
-        # drawn even where it is not used: the generator goes on in the same way in both cases
+        # drawn even if unused, so that the generator advances equally in both cases
         drawn = int(self.np_random.integers(FIRST_HELD_OUT_STATE))
         return drawn if options is None else int(options.get("state_id", drawn))
 
     def draw_cameras(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """[N, cameras, H, W, 3] uint8, the images of `snapshots` [N, S] by every camera, H = W = `size_px`."""
+        """Returns [N, cameras, H, W, 3] uint8, the images of `snapshots` [N, S] by every camera, H = W = `size_px`."""
         return np.stack([self.draw(snapshots, size_px, camera) for camera in self.cameras], axis=1)
 
     def reset_to(self, start: int) -> tuple[Observations, dict[str, Any]]:
@@ -423,10 +425,8 @@ class ChunkEnv(Env[Observations, FloatArray]):
     def answer_alone(
         came: ChunkStep, state_id: int, row: int = 0
     ) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """The return value of `step` for the chunk of one env: that of `row`, whose initial state's number is
-        `state_id`.
-        """
-        steps = int(came.steps[row])  # what lies behind them in the arrays is padding: the episode had ended
+        """Returns what `step` returns for the chunk of one env, `row`; `state_id`: its initial state's number."""
+        steps = int(came.steps[row])  # later entries are padding after the episode's end
         info = {
             "state_id": state_id,
             "progress": float(came.progress[row]),
@@ -441,15 +441,15 @@ class ChunkEnv(Env[Observations, FloatArray]):
 
     @abstractmethod
     def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] - the action of an env in chunks is a chunk
-        """Observation after `chunk` `[L, A]`, the sum of its steps' rewards, terminated, truncated, info.
+        """Returns observation after `chunk` `[L, A]`, the sum of its steps' rewards, terminated, truncated, info.
 
         Args:
-            chunk: in the env's units; what lies outside of `action_low` and `action_high` is the env's to clip.
+            chunk: in the env's units; the env clips values outside of `action_low` and `action_high`.
         """
 
     @abstractmethod
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
-        """Images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]` by a camera, the first one by default.
+        """Returns images `[N, size_px, size_px, 3]` of `snapshots` `[N, S]` by a camera, the first one by default.
 
         The running episode is not disturbed.
         """
@@ -459,50 +459,52 @@ class ChunkEnv(Env[Observations, FloatArray]):
         return self.draw(snapshots, size_px, camera)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
-        """`[N, K, D]` where the hand is in space and the things that the task is about, the hand first; for what learns
-        from the simulator's truth: critics, and auxiliary tasks of policies.
+        """Returns `[N, K, D]`, the positions of the hand (first) and of the things that the task involves: ground truth
+        for critics and for auxiliary losses of policies.
 
-        Where there are none, as by default (K = 0), a critic goes by the snapshots themselves.
+        Without landmarks, the default (K = 0), a critic sees the snapshots themselves.
         """
         return np.empty((len(snapshots), 0, 3), np.float32)
 
     def offsets(self, snapshots: FloatArray) -> FloatArray:
-        """`[N, W]` from the hand to each other landmark, one after the other, in multiples of `offset_unit`."""
+        """Returns `[N, W]`, the vectors from the hand to the other landmarks, in multiples of `offset_unit`."""
         landmarks = self.landmarks(snapshots)
         return (landmarks[:, 1:] - landmarks[:, :1]).reshape(len(landmarks), -1) / np.float32(self.offset_unit)
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """`[N, S]` scenes that were not played: the robot of `snapshots` `[N, S]` among the things of `starts`
-        `[N, S]`, each of them moved a little; for what learns to see.
+        """Returns `[N, S]` scenes that were never played: the robot of `snapshots` `[N, S]` among the things of
+        `starts` `[N, S]`, each moved a little; they augment the training of vision.
 
         Raises:
-            UsageError: this env has none, as by default.
+            UsageError: the env does not support it, which is the default.
         """
         raise UsageError(f"{type(self).__name__} has no scenes but those that are played", "--sft.scenes 0")
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
-        """`[L, A]` what a script that knows the goal does next; None where there is none, as by default.
+        """Returns `[L, A]`, the next chunk of a script that knows the goal; None, the default, where there is no
+        script.
 
         Args:
-            noise: standard deviation of what is added to each action, where its range is scaled to [-1, 1].
+            noise: standard deviation of the noise added to each action, whose range counts as [-1, 1].
             rng: of the noise.
         """
         return None
 
     def many(self) -> ChunkEnvs:
-        """Envs of the same config that are driven side by side: by default copies of this one, one after another.
+        """Returns envs of the same config that are stepped side by side: by default copies of this one, stepped in
+        sequence.
 
-        An env that cannot be copied (one that holds a renderer) or that steps many states at once has its own.
+        An env that cannot be copied (one that holds a renderer) or that steps many states at once overrides this.
         """
         return SyncChunkEnvs(lambda: copy.deepcopy(self))
 
 
 class SyncChunkEnvs(ChunkEnvs):
-    """Ordinary envs, one after another.
+    """Ordinary envs that are stepped one after the other.
 
     Args:
-        envs: all of one config, and at least as many as episodes are begun with; or what makes one of them, which is
-            called as often as one more is needed.
+        envs: envs of one config, at least as many as episodes are begun with; or a function that makes one, called
+            whenever another is needed.
     """
 
     def __init__(self, envs: Sequence[ChunkEnv] | Callable[[], ChunkEnv]) -> None:
@@ -510,10 +512,10 @@ class SyncChunkEnvs(ChunkEnvs):
         self._envs: list[ChunkEnv] = [] if callable(envs) else [*envs]
 
     def begin(self, state_ids: NDArray[np.int64]) -> Observations:
-        """First observations of N new episodes.
+        """Returns the first observations of N new episodes.
 
         Raises:
-            ValueError: there are fewer envs, and nothing makes more.
+            ValueError: there are fewer envs than episodes, and no function to make more.
         """
         if self._make is None and len(state_ids) > len(self._envs):
             what = f"{len(state_ids)} episodes need as many envs, there are {len(self._envs)}"
@@ -535,7 +537,7 @@ class SyncChunkEnvs(ChunkEnvs):
         seen, _, terminated, truncated, infos = zip(*answers, strict=True)
         snapshots, rewards = [], []
         for info in infos:
-            # steps that an episode's end left out have no reward, and show what there was at the end
+            # steps left out after an episode's end have no reward and repeat the last snapshot
             left_out = chunks.shape[1] - info["steps"]
             snapshots.append(np.pad(info["snapshots"], ((0, left_out), (0, 0)), mode="edge"))
             rewards.append(np.pad(info["env_rewards"], (0, left_out)))

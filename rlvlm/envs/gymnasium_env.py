@@ -1,6 +1,6 @@
 """Any registered Gymnasium env with Box spaces and `rgb_array` rendering as an env, under the name `gym:ID`.
 
-What it adds to the env, and where that has limits:
+What it adds to the env, and its limits:
 
 1. Actions come in [-1, 1] and are stretched to the env's own bounds; observations are flattened to float32.
 2. Success is `info["success"]` or `info["is_success"]`. Where the env gives neither, an episode succeeds that ends with
@@ -12,8 +12,9 @@ What it adds to the env, and where that has limits:
    before. `rlvlm check-task` finds out.
 4. Snapshots of MuJoCo envs hold positions, from which a second instance of the env draws the scene with its own camera.
    Of any other env the images are kept (`rlvlm.envs.pixels`), up to `GymnasiumConfig.view_px` wide and high.
-5. What the env returns is held to Gymnasium's rules; what it raises is reported as the env's own fault, with its place.
-6. `start="fixed"` begins every episode like the env's own of seed 0; `start="random"` leaves it to the env.
+5. What the env returns must follow Gymnasium's rules; what it raises is reported as the env's own fault, with its
+   place.
+6. `start="fixed"` begins every episode like the env's own with seed 0; `start="random"` leaves the start to the env.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
@@ -44,7 +45,7 @@ from rlvlm.envs.rendering import ensure_renderer
 _KEY_GRAIN = 0.25e-3  # grain of the positions that images are drawn from, metres or radians
 _FIXED_SEED = 0
 _PROBE_STEPS = 1_000
-"""Longest look for an env that says its success."""
+"""Longest search for an env that reports success."""
 _SUCCESS_KEYS = ("success", "is_success")
 _RULES = "mend the env: docs/tasks.md and https://gymnasium.farama.org/api/env/ have the rules"
 _LIBRARY = f"{os.sep}gymnasium{os.sep}"
@@ -56,8 +57,8 @@ class WrappedGymEnv(StepEnv):
     """One Gymnasium env.
 
     Args:
-        config: start and episode length; `robot` changes nothing, since it is not known which part of the scene that
-            is.
+        config: start and episode length; `robot` has no effect, since it is unknown which part of the scene is the
+            robot.
         seed: of everything random in this env, until `reset` is given another.
         env_id: as `gymnasium.make` takes it.
 
@@ -71,7 +72,7 @@ class WrappedGymEnv(StepEnv):
 
     @property
     def source_class(self) -> type:
-        """The class of the env that is wrapped."""
+        """Class of the wrapped env."""
         return type(self.inner.unwrapped)
 
     def __init__(self, config: GymnasiumConfig, seed: int, env_id: str) -> None:
@@ -97,10 +98,10 @@ class WrappedGymEnv(StepEnv):
         images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(self.source_class, config.view_px)
         self._images = images
         self.pixels = images.pixels if isinstance(images, StoredImage) else None
-        self._odd_obs = ""  # what observations are, where they are not as the space says
+        self._odd_obs = ""  # how observations differ from the space, if they do
         self.has_success, self.has_progress = self._threshold is not None, False
         self.reset(seed=seed)
-        for _ in range(min(self._episode_steps, _PROBE_STEPS)):  # some say it at the end of an episode alone
+        for _ in range(min(self._episode_steps, _PROBE_STEPS)):  # some report success only at the end of an episode
             *_, is_terminated, is_truncated, info = self._act(np.zeros(self._low.size, np.float32))
             self._facts(info, False)
             if (self.has_success and self.has_progress) or is_terminated or is_truncated:
@@ -120,14 +121,14 @@ class WrappedGymEnv(StepEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """First observation [D] and info of a new episode; `options` is not used."""
+        """Returns the first observation [D] and info of a new episode; `options` is not used."""
         super().reset(seed=seed)
         chance = seeding.np_random(_FIXED_SEED)[0] if self._is_fixed else self.np_random
         obs, info = self._begin(chance, json.dumps(chance.bit_generator.state))
         return obs, self._info(info, False)
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """Observation [D], the env's reward, whether it ended, whether the time did, info.
+        """Returns observation [D], the env's reward, terminated, truncated, info.
 
         Raises:
             NumericsError: the action is not finite.
@@ -139,7 +140,7 @@ class WrappedGymEnv(StepEnv):
         return obs, reward, is_terminated, is_truncated, self._info(info, is_won)
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
-        """[A] in [-1, 1]: what the env's own method `scripted_action(observation)` would do; None where it has none."""
+        """Returns [A] in [-1, 1], the action of the env's own `scripted_action(observation)`; None if it has none."""
         script = getattr(self.inner.unwrapped, "scripted_action", None)
         if script is None:
             return None
@@ -151,11 +152,11 @@ class WrappedGymEnv(StepEnv):
         return (2 * (action.ravel() - self._low) / width - 1).astype(np.float32)
 
     def snapshot(self) -> FloatArray:
-        """[S]: a MuJoCo env's positions, or a digest of the image."""
+        """Returns [S]: a MuJoCo env's positions, or a digest of the image."""
         return self._ask("render", lambda: self._images.take(self.inner))
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, size_px, size_px, 3] of `snapshots` [N, S].
+        """Returns images [N, size_px, size_px, 3] of `snapshots` [N, S].
 
         Raises:
             ValueError: the snapshots are not [N, S].
@@ -165,28 +166,28 @@ class WrappedGymEnv(StepEnv):
         return self._images.draw(snapshots, size_px)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, P]: rounded positions, or digests of the images."""
+        """Returns [N, P]: rounded positions, or digests of the images."""
         return self._images.key(snapshots)
 
     def get_state(self) -> dict[str, Any]:
-        """The generator at the start of the episode, and the actions [T, A] since."""
+        """Returns the generator at the start of the episode, and the actions [T, A] since."""
         return {"generator": self._start, "actions": np.reshape(self._actions, (-1, self._low.size)).astype(np.float32)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned, by playing the episode again up to there."""
+        """Restores what `get_state` returned by replaying the episode up to that point."""
         self._begin(seeding.np_random(_FIXED_SEED)[0] if self._is_fixed else self.np_random, str(state["generator"]))
         for action in np.asarray(state["actions"]):
             self._act(action)
 
     def close(self) -> None:
-        """Closes the env and what draws it."""
+        """Closes the env and its renderer."""
         self._images.close()
         self.inner.close()
 
     def _begin(self, chance: np.random.Generator, start: str) -> tuple[FloatArray, dict[str, Any]]:
-        """Observation [D] and info of the env's own reset, with its chances drawn from `chance` in state `start`."""
+        """Resets the env with random numbers from `chance` in state `start`; returns observation [D] and info."""
         chance.bit_generator.state = json.loads(start)
-        self.inner.unwrapped.np_random = chance  # a reset with a seed would make one that is not saved
+        self.inner.unwrapped.np_random = chance  # a reset with a seed would make a generator that is not saved
         self._start, self._actions, self._return = start, [], 0.0
         came = self._ask("reset", self.inner.reset)
         if not (isinstance(came, tuple) and len(came) == 2 and isinstance(came[1], dict)):
@@ -194,9 +195,9 @@ class WrappedGymEnv(StepEnv):
         return self._checked("reset", came[0]), came[1]
 
     def _act(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """One step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
-        self._actions.append(np.array(action, np.float32))  # what the state is made of
-        # from [-1, 1] to the env's bounds: low + (a + 1) / 2 (high - low), in float64, which bounds may need
+        """Makes one step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
+        self._actions.append(np.array(action, np.float32))  # the state consists of these
+        # from [-1, 1] to the env's bounds: low + (a + 1) / 2 (high - low), in float64, because of wide bounds
         share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
         stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
         came = self._ask("step", lambda: self.inner.step(stretched.astype(self.inner.action_space.dtype)))
@@ -219,17 +220,17 @@ class WrappedGymEnv(StepEnv):
         return flat, number, bool(is_terminated), bool(is_truncated) or is_late, info
 
     def _ask(self, name: str, method: Callable[[], Any]) -> Any:
-        """Result of a method of the env.
+        """Calls a method of the env and returns its result.
 
         Raises:
-            UsageError: it raised something, which is the env's fault.
+            UsageError: the method raised an error, which is the env's fault.
         """
         try:
             return method()
         except (UsageError, NumericsError):
             raise
-        except (Exception, SystemExit) as error:  # whatever other people's code raises
-            # the last place that is not Gymnasium's own: a wrapper of its may be what finds the env's mistake
+        except (Exception, SystemExit) as error:  # a user's env may raise anything
+            # name the innermost frame outside Gymnasium: a wrapper of Gymnasium's may be what finds the env's mistake
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _LIBRARY not in frame.filename]
             place = f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
             what = f"gym:{self._id} raised {type(error).__name__} in {name}(): {first_line(error)}"
@@ -240,7 +241,7 @@ class WrappedGymEnv(StepEnv):
         raise UsageError(what, f"{_RULES}; it is written in {place_of(self.source_class)}")
 
     def _checked(self, name: str, obs: Any) -> FloatArray:
-        """[D] an observation that the method `name` gave; refuses one that is not as the observation space says."""
+        """Returns the observation [D] of the method `name`; refuses one that contradicts the observation space."""
         wanted = self.inner.observation_space.shape
         try:
             array = np.asarray(obs, np.float64)
@@ -258,11 +259,11 @@ class WrappedGymEnv(StepEnv):
         return array.astype(np.float32).ravel()
 
     def _info(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
-        """The info of an env, from that of the env and whether it ended well."""
+        """Returns our info for the env's `info`; `is_won`: the episode ended in success."""
         return {"snapshot": self.snapshot()} | self._facts(info, is_won)
 
     def _facts(self, info: dict[str, Any], is_won: bool) -> dict[str, Any]:
-        """Progress and success; arguments as of `_info`."""
+        """Returns progress and success; arguments as in `_info`."""
         said = [key for key in _SUCCESS_KEYS if key in info]
         success = is_won
         if said:
@@ -275,7 +276,7 @@ class WrappedGymEnv(StepEnv):
         return {"progress": min(max(progress.item(), 0.0), 1.0), "success": success}
 
     def _numbers(self, key: str, came: Any) -> NDArray[np.float64]:
-        """The value of `key` in the info: bools or finite numbers, of any shape. A text would pass for success."""
+        """Returns the value of `key` in the info: bools or finite numbers of any shape, but no string."""
         array = np.asarray(came)
         if array.size == 0 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
             self._refuse(f"info[{key!r}] must be a bool or a finite number", came, whose="of ours")
@@ -283,11 +284,12 @@ class WrappedGymEnv(StepEnv):
 
 
 class DrawnScene:
-    """Scenes of a MuJoCo env: the positions of its joints and mocap bodies. Velocities are not seen, so not kept.
+    """Snapshots of a MuJoCo env: the positions of its joints and mocap bodies. Velocities cannot be seen, so are not
+    kept.
 
     Args:
-        env_id: a second instance of it draws, one for each size of image.
-        physics: the `mujoco.MjData` of a first instance, for the sizes of its arrays.
+        env_id: env of which further instances draw, one for each size of image.
+        physics: the `mujoco.MjData` of the first instance, for the sizes of its arrays.
     """
 
     note = "images are drawn from joint positions, by the env's own renderer and camera"
@@ -298,14 +300,14 @@ class DrawnScene:
         self._renderers: dict[int, Env] = {}
 
     def take(self, env: Env) -> FloatArray:
-        """[S]: `qpos`, then the places and turns of the mocap bodies."""
+        """Returns [S]: `qpos`, then positions and orientations of the mocap bodies."""
         physics: Any = getattr(env.unwrapped, "data")  # noqa: B009 - of MuJoCo envs alone, unknown to gym.Env
         parts = (physics.qpos, physics.mocap_pos.ravel(), physics.mocap_quat.ravel())
         return np.concatenate(parts, dtype=np.float32)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images of `snapshots`, rounded to the grain of the keys, so that equal keys look equal to the bit."""
-        if size_px not in self._renderers:  # Gymnasium's renderer has one size for its life
+        """Returns images of `snapshots`, rounded to the grain of the keys, so that equal keys give identical images."""
+        if size_px not in self._renderers:  # Gymnasium's renderer has a fixed size
             self._renderers[size_px] = self._make_renderer(size_px)
         renderer = self._renderers[size_px]
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
@@ -315,16 +317,16 @@ class DrawnScene:
             scene.data.qpos[:], scene.data.qvel[:] = row[: self._num_joints], 0.0
             scene.data.mocap_pos[:], scene.data.mocap_quat[:] = positions.reshape(-1, 3), turns.reshape(-1, 4)
             mujoco.mj_forward(scene.model, scene.data)
-            scene.mujoco_renderer.viewer.make_context_current()  # which Gymnasium forgets where several envs draw
+            scene.mujoco_renderer.viewer.make_context_current()  # Gymnasium forgets this when several envs draw
             frame[:] = resized(_rendered(renderer), size_px, size_px)
         return frames
 
     def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: positions in steps of a quarter of a millimetre (or of a milliradian)."""
+        """Returns [N, S]: positions in steps of a quarter of a millimetre (or of a milliradian)."""
         return np.rint(snapshots / _KEY_GRAIN).astype(np.int64)
 
     def close(self) -> None:
-        """Frees the renderers; the next image opens one again."""
+        """Frees the renderers; the next image opens them again."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
@@ -332,12 +334,12 @@ class DrawnScene:
     def _make_renderer(self, size_px: int) -> Env:
         try:
             renderer = _make(self._env_id, width=size_px, height=size_px)
-        except TypeError:  # an env that draws at one size
+        except TypeError:  # an env with a fixed image size
             renderer = _make(self._env_id)
         scene: Any = renderer.unwrapped
-        scene.model.vis.quality.offsamples = scene.model.vis.quality.shadowsize = 0  # on a CPU they cost the most
+        scene.model.vis.quality.offsamples = scene.model.vis.quality.shadowsize = 0  # the most costly effects on a CPU
         renderer.reset(seed=_FIXED_SEED)
-        renderer.render()  # aims a camera without a place of its own: by the same scene in every instance
+        renderer.render()  # aims a camera without a position by the same scene in every instance
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             scene.mujoco_renderer.viewer.scn.flags[flag] = 0
         close_at_exit(self)
@@ -345,55 +347,55 @@ class DrawnScene:
 
 
 class StoredImage:
-    """Scenes of any other env: what it renders, kept as `rlvlm.envs.pixels` does.
+    """Snapshots of any other env: its rendered images, stored by `rlvlm.envs.pixels`.
 
     Args:
         source: the env's class.
-        view_px: longest side of the images; what is longer is scaled down to it.
+        view_px: longest side of stored images; larger ones are scaled down.
     """
 
     def __init__(self, source: type, view_px: int) -> None:
-        for device in ("VIDEO", "AUDIO"):  # else pygame looks for a screen and for loudspeakers, and says so
+        for device in ("VIDEO", "AUDIO"):  # otherwise pygame looks for a screen and loudspeakers, and logs it
             os.environ.setdefault(f"SDL_{device}DRIVER", "dummy")
         self.pixels, self._view_px = KeptPixels(source), view_px
 
     def take(self, env: Env) -> FloatArray:
-        """[S] the snapshot of the present image."""
+        """Returns [S] the snapshot of the present image."""
         image = _rendered(env)
         return self.pixels.keep([resized(image, *(min(side, self._view_px) for side in image.shape[:2]))])
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """The images at another size."""
+        """Returns the stored images, scaled to `size_px`."""
         return self.pixels.draw(snapshots, size_px, size_px)
 
     def key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: the digests."""
+        """Returns [N, S]: the digests."""
         return snapshots.astype(np.int64)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is no renderer to free."""
 
 
 def _make(env_id: str, **settings: Any) -> Env:
     try:
         return gym.make(env_id, render_mode="rgb_array", disable_env_checker=True, **settings)
-    except (DependencyNotInstalled, ImportError) as error:  # the first of these is a `gym.error.Error` too
+    except (DependencyNotInstalled, ImportError) as error:  # DependencyNotInstalled is a `gym.error.Error` too
         raise UsageError(f"gym:{env_id} needs a package: {first_line(error)}", "install what it names") from error
     except TypeError as error:
-        if set(settings) & {"width", "height"}:  # which not every env takes: the caller tries without
+        if set(settings) & {"width", "height"}:  # not every env takes these: the caller tries without
             raise
         raise UsageError(
             f"gym:{env_id} cannot be made with render_mode=rgb_array: {first_line(error)}", _RULES
         ) from error
-    except gym.error.Error as error:  # a rule that Gymnasium itself holds an env to
+    except gym.error.Error as error:  # a rule that Gymnasium itself checks
         raise UsageError(f"gym:{env_id} cannot be made: {first_line(error)}", _RULES) from error
 
 
 def _rendered(env: Env) -> Frames:
-    """The present image [H, W, 3].
+    """Returns the present image [H, W, 3].
 
     Raises:
-        UsageError: what the env renders is no such image.
+        UsageError: the env does not render such an image.
     """
     image: Any = env.render()
     if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3):
@@ -404,7 +406,7 @@ def _rendered(env: Env) -> Frames:
 
 
 def _described(came: object) -> str:
-    """The unexpected value, in a few words."""
+    """Describes an unexpected value in a few words."""
     if isinstance(came, np.ndarray):
         return f"an array of {came.dtype} with shape {came.shape}"
     if isinstance(came, tuple | list):
@@ -413,10 +415,10 @@ def _described(came: object) -> str:
 
 
 def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-    """The spaces of observations and of actions.
+    """Returns the spaces of observations and of actions.
 
     Raises:
-        UsageError: one of them is no Box, actions have no bounds, or there is no image to be had.
+        UsageError: one of them is not a Box, actions have no bounds, or the env cannot render images.
     """
     observed, acted = (getattr(env, f"{name}_space", None) for name in ("observation", "action"))
     if not (isinstance(observed, gym.spaces.Box) and isinstance(acted, gym.spaces.Box)):
@@ -429,7 +431,7 @@ def _checked_spaces(env: Env, env_id: str) -> tuple[gym.spaces.Box, gym.spaces.B
         raise UsageError(f"gym:{env_id} has nothing to observe or to do: {observed}, {acted}", _RULES)
     if not (np.isfinite(acted.low).all() and np.isfinite(acted.high).all()):
         raise UsageError(f"the actions of gym:{env_id} must have bounds, got {acted}", "wrap it in gymnasium's Clip")
-    # asked of the signature and not by a try: a reset that fails for another reason has another message
+    # read the signature rather than try it: a reset that fails for another reason has another message
     takes = inspect.signature(env.unwrapped.reset).parameters.values()
     if not {"seed", "options"} <= {parameter.name for parameter in takes} and not any(
         parameter.kind == parameter.VAR_KEYWORD for parameter in takes

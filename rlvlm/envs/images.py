@@ -1,4 +1,4 @@
-"""Images of stored snapshots, each distinct one drawn once. Used by queries, reward models and videos."""
+"""Images of stored snapshots, each distinct one drawn once."""
 
 from collections import OrderedDict
 
@@ -12,24 +12,26 @@ _PATH_MOMENTS = 16
 
 
 def draw_history(env: TurnEnv, snapshots: FloatArray) -> Frames:
-    """Images [N, H, W, 3] of `snapshots` [N, S]; of k moments in a row, [N, k * S], they are [N, k, H, W, 3]."""
+    """Returns images [N, H, W, 3] of `snapshots` [N, S]; for k moments in a row, [N, k * S], they are [N, k, H, W,
+    3].
+    """
     moments = snapshots.reshape(-1, env.snapshot_size)
     if len(moments) == len(snapshots):
         return env.draw(snapshots)
-    # each moment is seen k times, and drawn once
+    # consecutive rows share moments: each is drawn once
     distinct, inverse = np.unique(moments, axis=0, return_inverse=True)
     frames = env.draw(distinct)[inverse.ravel()]
     return frames.reshape(len(snapshots), -1, *frames.shape[1:])
 
 
 class FrameStore:
-    """Draws snapshots at one size and remembers the images used last.
+    """Draws snapshots at one size and caches the most recently used images.
 
     Memory is taken once: `capacity * size_px**2 * 3` bytes (25 MB for 2,048 images of 64 pixels, 69 MB for 256 of
     300), touched only as images come.
 
     Args:
-        env: draws; snapshots must be its own or of an env of the same config.
+        env: draws the images; snapshots must come from it or from an env of the same config.
         size_px: side of the square images.
         capacity: images kept, >= 1.
 
@@ -49,21 +51,21 @@ class FrameStore:
 
     @property
     def path_moments(self) -> int:
-        """Moments that the path of the hand is drawn through on a judge's last image; 0: none is drawn."""
+        """Number of moments through which the hand's path is drawn on a judge's last image; 0: no path."""
         return _PATH_MOMENTS if self._env.draws_path else 0
 
     def paint_path(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
-        """`image` [H, W, 3] with the hand's path through the moments `path` [P, S]; see `Env.draw_path`."""
+        """Draws on `image` [H, W, 3] the hand's path through the moments `path` [P, S]; see `Env.draw_path`."""
         return self._env.draw_path(image, path)
 
     @property
     def nbytes(self) -> int:
-        """Memory set aside for images, bytes."""
+        """Memory reserved for images, bytes."""
         return self._images.nbytes
 
     def frames(self, snapshots: FloatArray) -> Frames:
-        """Images [N, H, W, 3] of `snapshots` [N, S], row for row."""
-        # a batch of segments shows the same scene many times, so each look is drawn, looked up and copied once
+        """Returns images [N, H, W, 3] of `snapshots` [N, S], row for row."""
+        # a batch of segments repeats scenes many times: each distinct one is drawn, looked up and copied once
         first, inverse = self.distinct(snapshots)
         unique = np.empty((len(first), self._size_px, self._size_px, 3), np.uint8)
         keys = self.keys(snapshots[first])
@@ -77,7 +79,7 @@ class FrameStore:
         if missing:
             unique[missing] = self._env.draw(snapshots[first[missing]], self._size_px)
             self.num_drawn += len(missing)
-            for index in missing:  # in a free slot, or in place of the image that was not used for longest
+            for index in missing:  # in a free slot, or in that of the least recently used image
                 is_full = len(self._slots) == len(self._images)
                 slot = self._slots.popitem(last=False)[1] if is_full else len(self._slots)
                 self._slots[keys[index]] = slot
@@ -85,18 +87,18 @@ class FrameStore:
         return unique if len(first) == len(snapshots) else unique[inverse]
 
     def distinct(self, snapshots: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Which of `snapshots` [N, S] look different.
+        """Finds which of `snapshots` [N, S] look different.
 
         Returns:
-            `first` [U], ascending: the rows whose image no earlier row has; and `inverse` [N]: which of them each
-            row looks like. With `values` [U] computed for `snapshots[first]`, those of all rows are `values[inverse]`.
+            `first` [U], ascending: the rows whose image no earlier row has; and `inverse` [N]: for each row, the index
+            in `first` of its image. With `values` [U] computed for `snapshots[first]`, all rows have `values[inverse]`.
         """
         keys = self._env.image_key(snapshots)
         order = np.lexsort(keys.T)  # stable: within a group of equals the earliest row comes first
         is_first = np.ones(len(keys), bool)
         is_first[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
         first = order[is_first]
-        # groups are numbered by key so far; callers want them by their first row
+        # groups are numbered by key so far; callers want them in order of their first rows
         rank = np.empty(len(first), np.intp)
         rank[np.argsort(first)] = np.arange(len(first))
         inverse = np.empty(len(keys), np.intp)
@@ -104,5 +106,5 @@ class FrameStore:
         return np.sort(first), inverse
 
     def keys(self, snapshots: FloatArray) -> list[bytes]:
-        """A name for the image of each of `snapshots` [N, S]: equal names, equal images."""
+        """Returns a key for the image of each of `snapshots` [N, S]: equal keys, equal images."""
         return [key.tobytes() for key in self._env.image_key(snapshots)]

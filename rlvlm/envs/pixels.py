@@ -1,12 +1,12 @@
-"""Images of envs that cannot draw their past again: kept compressed, once each, under a key that is the snapshot.
+"""Stored images of envs that cannot draw their past again: compressed, each stored once, with the snapshot as its key.
 
-A robot, a recorded video, a simulator on a GPU and most Gymnasium envs give the images of a moment to `keep`, and get
-a snapshot for them: a digest, five numbers. Replays, queries, episodes and pages store and compare that one as they do
-any env's, and `draw` looks the images up. So nothing above the envs knows which kind of env it has.
+A robot, a recorded video, a simulator on a GPU and most Gymnasium envs pass the images of each moment to `keep` and get
+a snapshot in return: a digest of five numbers. Replays, queries, episodes and pages store and compare it as they do any
+snapshot, and `draw` looks up the images, so no code above the envs needs to know which kind of env it has.
 
-Images lie in a temporary file of the process, `PIXELS`, which is shared by all its envs. What another process needs
-(`write`, `read`) travels with the episodes; checkpoints and folders of demonstrations hold the images of their
-snapshots; those that nothing needs any more are dropped after a checkpoint.
+Images are in a temporary file of the process, `PIXELS`, shared by all its envs. Images that another process needs
+(`write`, `read`) travel with the episodes; checkpoints and folders of demonstrations hold the images of their
+snapshots; images that nothing needs any more are dropped after a checkpoint.
 """
 
 import io
@@ -28,14 +28,14 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import place_of
 
 SNAPSHOT_SIZE = 5
-"""S: a digest of 120 bits, 24 in each number, which float32 holds exactly."""
+"""S, the size of a snapshot: a digest of 120 bits, 24 in each number, which float32 holds exactly."""
 _SIZE = struct.Struct("<I")
 _MAX_ENTRY_BYTES = 2**26
 _MAX_PX = 4096
 _MAX_LOSSLESS_PX = 96
-"""Images of so many pixels squared and fewer are PNGs, larger ones JPEGs of quality 95."""
+"""Side in pixels: images of at most this many pixels squared are stored as PNG, larger ones as JPEG of quality 95."""
 _WASTE_BYTES = 2**24
-"""Dropped images may take so much of the file before it is written anew."""
+"""Size of dropped images in the file, in bytes, above which it is rewritten."""
 
 
 class _Entry(NamedTuple):
@@ -43,20 +43,20 @@ class _Entry(NamedTuple):
     """Offset of its bytes in the file."""
     size: int
     number: int
-    """Counts what was kept; that of its newest time."""
+    """Sequence number of when it was last kept."""
 
 
 class _Owner(NamedTuple):
     needed: frozenset[bytes]
-    """Keys of its newest checkpoint."""
+    """Keys of the owner's newest checkpoint."""
     before: int
-    """Number of the newest entry when the checkpoint before that one was made."""
+    """Sequence number of the newest entry at the checkpoint before that one."""
     newest: int
-    """The same, of the newest checkpoint."""
+    """Sequence number of the newest entry at the newest checkpoint."""
 
 
 class PixelStore:
-    """Images by key, in a file that is gone with the process. Safe to use from several threads."""
+    """Images by key, in a temporary file that disappears with the process. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, _Entry] = {}
@@ -69,7 +69,7 @@ class PixelStore:
         return len(self._entries)
 
     def add(self, content: bytes) -> FloatArray:
-        """Keeps the images of a moment, as `encode` gives them; returns their snapshot [S].
+        """Stores the images of a moment, as encoded by `encode`; returns their snapshot [S].
 
         Raises:
             MachineError: the disk is full.
@@ -79,7 +79,7 @@ class PixelStore:
         key = snapshot.tobytes()
         with self._lock:
             self._number += 1
-            if key in self._entries:  # moved to the end too: the order is that of age
+            if key in self._entries:  # move it to the end too: entries are ordered by age
                 self._entries[key] = self._entries.pop(key)._replace(number=self._number)
                 return snapshot
             try:
@@ -101,10 +101,10 @@ class PixelStore:
         return snapshot
 
     def get(self, snapshot: FloatArray) -> bytes:
-        """The image kept for a snapshot [S].
+        """Returns the image stored for a snapshot [S].
 
         Raises:
-            RunError: nothing was, or it was dropped.
+            RunError: no image was stored for it, or it was dropped.
         """
         with self._lock:
             entry = self._entries.get(np.asarray(snapshot, np.float32).tobytes())
@@ -117,7 +117,7 @@ class PixelStore:
             return self._file.read(entry.size)
 
     def known(self, arrays: Iterable[Any]) -> frozenset[bytes]:
-        """Keys of the kept images whose snapshots [..., S] stand anywhere in `arrays`."""
+        """Returns the keys of the stored images whose snapshots [..., S] occur in `arrays`."""
         found: set[bytes] = set()
         for array in arrays if self._entries else ():
             if isinstance(array, np.ndarray) and array.dtype == np.float32 and array.shape[-1:] == (SNAPSHOT_SIZE,):
@@ -133,10 +133,11 @@ class PixelStore:
                 stream.write(_SIZE.pack(len(content)) + content)
 
     def read(self, stream: IO[bytes]) -> None:
-        """Keeps what `write` wrote; keys follow from the content, so that an image cannot be filed under another's.
+        """Stores the images that `write` wrote; keys are computed from the content, so none can be filed under
+        another's.
 
         Raises:
-            ValueError: the stream is torn.
+            ValueError: the stream is truncated.
         """
         while head := stream.read(_SIZE.size):
             size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0
@@ -146,19 +147,17 @@ class PixelStore:
             self.add(content)
 
     def pack(self, arrays: Iterable[Any]) -> bytes:
-        """The images of the snapshots in `arrays` for another process, which calls `unpack`; empty where there are
-        none.
-        """
+        """Returns the images of the snapshots in `arrays` for another process's `unpack`; empty if there are none."""
         stream = io.BytesIO()
         self.write(stream, self.known(arrays))
         return stream.getvalue()
 
     def unpack(self, packed: bytes) -> None:
-        """Keeps what `pack` or `take_all` gave."""
+        """Stores the images that `pack` or `take_all` returned."""
         self.read(io.BytesIO(packed))
 
     def take_all(self) -> bytes:
-        """All images for another process, and none is kept here any more: for workers that play and never look back."""
+        """Returns all images for another process and drops them here: for workers that play and never look back."""
         with self._lock:
             stream = io.BytesIO()
             self.write(stream, frozenset(self._entries))
@@ -166,7 +165,7 @@ class PixelStore:
             return stream.getvalue()
 
     def clear(self) -> None:
-        """Drops everything."""
+        """Drops all images."""
         with self._lock:
             self._entries.clear()
             self._end = 0
@@ -174,20 +173,20 @@ class PixelStore:
                 self._file.truncate(0)
 
     def register(self, owner: Any) -> None:
-        """From now on nothing is dropped that `owner` may need, until `release` or its end."""
+        """Registers `owner`: images that it may need are kept until `release` or until it is garbage-collected."""
         self._owners.setdefault(owner, _Owner(frozenset(), 0, 0))
 
     def release(self, owner: Any) -> None:
-        """`owner` needs nothing any more."""
+        """Declares that `owner` needs no images any more."""
         self._owners.pop(owner, None)
 
     def drop(self, owner: Any, needed: frozenset[bytes]) -> None:
-        """Drops what no owner's newest checkpoint needs and what was kept before the one before it: what is younger
-        may still be looked at, such as the episodes of the last evaluation.
+        """Drops images that no owner's newest checkpoint needs and that were stored before the checkpoint preceding it:
+        younger ones may still be viewed, such as the episodes of the last evaluation.
 
         Args:
-            owner: has just saved a checkpoint.
-            needed: keys of all snapshots in it: without anything else its run could go on.
+            owner: object that has just saved a checkpoint.
+            needed: keys of all snapshots in the checkpoint, which suffice to resume the run.
         """
         with self._lock:
             self.register(owner)
@@ -200,7 +199,7 @@ class PixelStore:
                 self._compact()
 
     def _compact(self) -> None:
-        """Writes the file anew without what was dropped; where the disk has no room for that, it stays as it is."""
+        """Rewrites the file without dropped images; leaves it as it is if the disk is too full for that."""
         assert self._file is not None, "there is something to drop"
         entries, end = {}, 0
         try:
@@ -218,15 +217,15 @@ class PixelStore:
 
 
 PIXELS = PixelStore()
-"""The images of this process."""
+"""Images of this process."""
 
 
 def encode(images: Sequence[NDArray[np.uint8]]) -> bytes:
-    """The images [H, W, 3] of the cameras of one moment, compressed: small ones without loss."""
+    """Compresses the images [H, W, 3] of all cameras at one moment; small images without loss."""
     parts = []
     for image in images:
         pil_image, data = Image.fromarray(np.ascontiguousarray(image)), io.BytesIO()
-        # a PNG of 300 x 300 pixels takes 2 ms, and 9 ms of a photograph, which it hardly shrinks; a JPEG takes 0.5 ms
+        # 300 x 300 pixels: a PNG takes 2 ms (of a photograph 9 ms, with little compression), a JPEG 0.5 ms
         if image.size <= _MAX_LOSSLESS_PX**2 * 3:
             pil_image.save(data, "png", compress_level=1)
         else:
@@ -236,17 +235,17 @@ def encode(images: Sequence[NDArray[np.uint8]]) -> bytes:
 
 
 def decode(content: bytes, camera: int) -> NDArray[np.uint8]:
-    """The image [H, W, 3] of one of the cameras, counted from 0.
+    """Returns the image [H, W, 3] of one of the cameras, counted from 0.
 
     Raises:
-        RunError: the content is not what `encode` gave.
+        RunError: the content does not come from `encode`.
     """
     try:
         for _ in range(camera):
             content = content[_SIZE.size + _SIZE.unpack_from(content)[0] :]
         part = content[_SIZE.size :][: _SIZE.unpack_from(content)[0]]
         image = Image.open(io.BytesIO(part), formats=["PNG", "JPEG"])
-        # only the header has been read by now: a small file can promise any number of pixels
+        # only the header was read so far: a small file can claim any number of pixels
         if max(image.size) > _MAX_PX or image.mode != "RGB":
             raise ValueError(f"at most {_MAX_PX} x {_MAX_PX} pixels in RGB are wanted, got {image.mode} {image.size}")
         return np.asarray(image)
@@ -256,7 +255,7 @@ def decode(content: bytes, camera: int) -> NDArray[np.uint8]:
 
 
 class KeptPixels:
-    """The images that one env gives.
+    """Images of one env.
 
     Args:
         source: the env's class, for messages.
@@ -267,13 +266,13 @@ class KeptPixels:
         self._shapes: list[tuple[int, ...]] = []
         self._num_kept = self._num_bytes = 0
         self.newest: FloatArray = np.zeros(SNAPSHOT_SIZE, np.float32)
-        """[S] the snapshot of the images kept last."""
+        """[S] snapshot of the most recent images."""
 
     def keep(self, images: Sequence[NDArray[np.uint8]]) -> FloatArray:
-        """Keeps the images [H, W, 3] of all cameras of a moment; returns the snapshot [S] that stands for them.
+        """Stores the images [H, W, 3] of all cameras at a moment; returns their snapshot [S].
 
         Raises:
-            UsageError: one of them is no such image, or of another size than before.
+            UsageError: one of them is not such an image, or has another size than before.
         """
         shapes = [np.shape(image) for image in images]
         is_wrong = any(len(shape) != 3 or shape[2] != 3 or 0 in shape or max(shape) > _MAX_PX for shape in shapes)
@@ -291,7 +290,7 @@ class KeptPixels:
         return self.newest
 
     def draw(self, snapshots: FloatArray, height: int, width: int, camera: int = 0) -> Frames:
-        """Images [N, height, width, 3] of `snapshots` [N, S] by a camera, counted from 0."""
+        """Returns images [N, height, width, 3] of `snapshots` [N, S] by a camera, counted from 0."""
         frames = np.empty((len(snapshots), height, width, 3), np.uint8)
         for frame, snapshot in zip(frames, snapshots, strict=True):
             frame[:] = resized(decode(PIXELS.get(snapshot), camera), height, width)
@@ -299,7 +298,7 @@ class KeptPixels:
 
     @property
     def note(self) -> str:
-        """The kept images and their size, in words; measured on what was kept so far."""
+        """Describes the stored images and their size, measured so far."""
         sizes = " and ".join(f"{w} x {h}" for h, w, _ in self._shapes) or "no"
         each = self._num_bytes / max(self._num_kept, 1)
         return (
@@ -313,10 +312,10 @@ class KeptPixels:
 
 
 class PixelEnv:
-    """Mixed into an env of any kind that cannot draw its past again: `class Robot(PixelEnv, ChunkEnv)`.
+    """Mixin for an env of any kind that cannot draw its past again: `class Robot(PixelEnv, ChunkEnv)`.
 
-    The env gives each moment's images to `keep`, at reset, after each step and in `set_state`, and puts the snapshot
-    that it gets wherever its kind wants one. Everything else about images is done here.
+    The env passes each moment's images to `keep`, at reset, after each step and in `set_state`, and stores the returned
+    snapshot wherever its kind needs one. Everything else about images is done here.
     """
 
     snapshot_size = SNAPSHOT_SIZE
@@ -324,28 +323,28 @@ class PixelEnv:
 
     @cached_property
     def pixels(self) -> KeptPixels:
-        """The kept images of this env."""
+        """Stored images of this env."""
         return KeptPixels(type(self))
 
     def keep(self, *images: NDArray[np.uint8]) -> FloatArray:
-        """Keeps the images [H, W, 3] uint8 of the present moment, one of each of `cameras` where an env has these, and
-        returns the snapshot [S] that stands for them.
+        """Stores the images [H, W, 3] uint8 of the present moment, one per camera in `cameras` if the env has these,
+        and returns their snapshot [S].
 
         Raises:
-            UsageError: one of them is no such image, or of another size than before.
+            UsageError: one of them is not such an image, or has another size than before.
         """
         return self.pixels.keep(images).copy()
 
     def snapshot(self) -> FloatArray:
-        """[S] of the images that were kept last."""
+        """Returns [S], the snapshot of the most recent images."""
         return self.pixels.newest.copy()
 
     def draw(self, snapshots: FloatArray, size_px: int | None = None, camera: str = "") -> Frames:
-        """Images of `snapshots` [N, S], `size_px` wide and high, or as `image_px` of an env in turns says; by a
-        camera, the first one by default.
+        """Returns images of `snapshots` [N, S] by a camera, the first by default: `size_px` wide and high or, for an
+        env in turns, of size `image_px`.
 
         Raises:
-            RunError: an image is not kept here.
+            RunError: an image is not stored here.
         """
         any_env: Any = self
         height, width = any_env.image_px if size_px is None else (size_px, size_px)
@@ -353,7 +352,7 @@ class PixelEnv:
 
 
 def resized(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """`image` [H, W, 3] as [height, width, 3]."""
+    """Returns `image` [H, W, 3] scaled to [height, width, 3]."""
     if image.shape[:2] == (height, width):
         return image
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))

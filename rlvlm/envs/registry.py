@@ -1,8 +1,8 @@
-"""Tasks by name. Importing it loads no simulator: a task's env is imported when it is made.
+"""Tasks by name. Importing it loads no simulator: a task's env is imported only when it is made.
 
-Wherever a task's name is asked for, `package.module:NAME` works too, NAME being a `Task`: a task of one's own needs no
-registration, and is found in every process. So does `gym:ID` for the envs that Gymnasium knows, and `FAMILY/words` for
-the one task of a family whose goal has these words: `libero_object/alphabet soup` is `libero_object/0`.
+`package.module:NAME`, where NAME is a `Task`, works wherever a task's name is expected: your own task needs no
+registration, and every process finds it. So do `gym:ID` for Gymnasium's envs, and `FAMILY/words` for the only task of a
+family whose goal contains these words: `libero_object/alphabet soup` is `libero_object/0`.
 """
 
 import difflib
@@ -41,36 +41,35 @@ Kind = Literal["steps", "turns", "chunks"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A name that envs can be made of."""
+    """A named task, from which envs are made."""
 
     name: str
     """Name that users type, e.g. `drawer_open`."""
     goal: str
-    """Fills the slot of the prompt, e.g. `open the drawer`; empty where only the user can say it."""
+    """Goal phrase for the prompt, e.g. `open the drawer`; empty if only the user can state it."""
     maker: str
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving an env."""
     arguments: tuple[str, ...] = ()
-    """Further arguments of the maker, for one that makes several tasks."""
+    """Further arguments for a maker that makes several tasks."""
     env: EnvConfig = EnvConfig()
-    """How a run sets the env up, unless configured otherwise. Its class says which settings the env has: one of your
-    own, or that of its kind, which a plain `EnvConfig` becomes."""
+    """Default env settings of a run. Their class decides which settings the env has: a class of your own or, for a
+    plain `EnvConfig`, that of its kind."""
     max_steps: int | None = None
-    """Env steps after which its own rules end every episode, so that a greater `episode_steps` is refused; None: only
-    `episode_steps` limits an episode, or it is not known."""
+    """Env steps after which the env's own rules end every episode, so that a greater `episode_steps` is refused; None:
+    only `episode_steps` limits an episode, or the number is unknown."""
     goal_state: str = ""
-    """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare a
-    image with words; empty takes the goal phrase."""
+    """The goal as a sentence that is true once it is reached, e.g. `the drawer is open`, for judges that compare an
+    image with a text; empty takes the goal phrase."""
     return_range: tuple[float, float] | None = None
-    """True episode returns that count as 0 (random play) and 1 (solved) where runs are compared; None: the task is
-    compared by its success rate."""
+    """True episode returns that count as 0 (random play) and 1 (solved) when runs are compared; None: the task is
+    compared by success rate."""
     recipe: str = ""
-    """`module:function` that returns the config a run starts from, e.g. a `RunConfig`; empty takes the
-    general defaults."""
+    """`module:function` that returns a run's default config, e.g. a `RunConfig`; empty takes the general defaults."""
     kind: Kind = "steps"
-    """Kind of its envs: stepped with numbers (`StepEnv`), talked to in turns (`TurnEnv`), or driven by chunks of
-    actions (`ChunkEnv`)."""
+    """Kind of its envs: stepped with numbers (`StepEnv`), played in turns (`TurnEnv`), or driven by chunks of actions
+    (`ChunkEnv`)."""
     has_expert: bool = True
-    """Whether a script plays it, whose episodes are a run's demonstrations; for envs in turns."""
+    """Whether a script can play it for demonstrations; for envs in turns."""
 
     def __post_init__(self) -> None:
         if type(self.env) is EnvConfig:
@@ -84,7 +83,7 @@ class Task:
 
 
 def shipped_tasks() -> Iterator[Task]:
-    """Each of them, once; SoftGym's only where it is installed."""
+    """Yields each shipped task once; SoftGym's only if it is installed."""
     for name, (goal, goal_state) in PAPER_GOALS.items():
         yield Task(
             name=name,
@@ -202,7 +201,7 @@ def register(task: Task) -> None:
     Raises:
         ValueError: the name is taken by another task, or `maker` is not of the form `module:function`.
     """
-    if _TASKS.get(task.name, task) != task:  # a plugin that is imported twice registers the same task again
+    if _TASKS.get(task.name, task) != task:  # a plugin imported twice registers the same task again
         raise ValueError(f"the task {task.name!r} is already registered as {_TASKS[task.name]}; choose another name")
     if not all(task.maker.partition(":")):
         raise ValueError(f"maker must look like package.module:function, got {task.maker!r}")
@@ -212,14 +211,14 @@ def register(task: Task) -> None:
 
 
 def task_names() -> list[str]:
-    """All names, sorted; those of a family, e.g. `metaworld/door-open-v3`, come last."""
+    """Returns all names, sorted; those of a family, e.g. `metaworld/door-open-v3`, come last."""
     return sorted(_TASKS, key=lambda name: ("/" in name, name))
 
 
 def task_summary() -> str:
-    """All names in one line, those of a family counted: `cartpole, drawer_open, ..., metaworld/NAME (50)`.
+    """Returns all names in one line, with families as counts: `cartpole, drawer_open, ..., metaworld/NAME (50)`.
 
-    A family that is a task itself, as LIBERO's suites are, is written `libero_10[/NAME] (10)`.
+    A family that is also a task, as LIBERO's suites are, is written `libero_10[/NAME] (10)`.
     """
     families = task_families()
     singles = [name for name in task_names() if "/" not in name and name not in families]
@@ -228,7 +227,7 @@ def task_summary() -> str:
 
 
 def task_families() -> dict[str, list[str]]:
-    """The names of the tasks of each family, both sorted, e.g. `metaworld/door-open-v3` and others of `metaworld`."""
+    """Returns the task names of each family, both sorted, e.g. `metaworld/door-open-v3` under `metaworld`."""
     families: dict[str, list[str]] = {}
     for name in task_names():
         if "/" in name:
@@ -237,12 +236,12 @@ def task_families() -> dict[str, list[str]]:
 
 
 def find_task(name: str) -> Task:
-    """The registered task, that of `gym:ID`, or the `Task` that `package.module:NAME` refers to.
+    """Returns the registered task, the task of `gym:ID`, or the `Task` that `package.module:NAME` refers to.
 
     Raises:
-        UsageError: there is no such task; proposes one of a like name.
+        UsageError: there is no such task; the message proposes one with a similar name.
     """
-    # registered names come first, and references to import after them; a colon is in no registered name
+    # registered names come first, then references to import; no registered name contains a colon
     if name in _TASKS:
         return _TASKS[name]
     if name.startswith(GYMNASIUM):
@@ -264,40 +263,38 @@ def find_task(name: str) -> Task:
 
 
 def full_name(name: str) -> str:
-    """The registered name that `name` stands for; `gym:ID` and `package.module:NAME` stay as they are."""
+    """Returns the registered name that `name` stands for; `gym:ID` and `package.module:NAME` unchanged."""
     found = find_task(name)
     return name if ":" in name else found.name
 
 
 def task_goal(name: str) -> str:
-    """The goal phrase of a task, e.g. `open the drawer`; errors as of `find_task`."""
+    """Returns the goal phrase of a task, e.g. `open the drawer`; raises as `find_task` does."""
     return find_task(name).goal
 
 
 def task_env(name: str) -> Any:
-    """How a run sets a task's env up, unless configured otherwise: an `EnvConfig` of the class that its envs take;
-    errors as of `find_task`.
-    """
+    """Returns a task's default env settings, an `EnvConfig` of the class that its envs take; raises as `find_task`."""
     return find_task(name).env
 
 
 def own_settings(kind: type[EnvConfig], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` by name without those that only other families' envs have: files of before had all of them."""
+    """Returns `settings` without those that only other families' envs have, which files of older versions contain."""
     shipped = {field.name for task in _TASKS.values() for field in fields(task.env)}
     others = shipped - {field.name for field in fields(kind)}
     return {name: value for name, value in settings.items() if name not in others}
 
 
 def check_env_settings(name: str, config: EnvConfig) -> None:
-    """Raises unless the settings are of the class that the task takes, and its episodes can be as long as they are to
-    be. Imports nothing, so a user's own task is not checked.
+    """Raises unless the settings have the class that the task takes, and its episodes can be as long as configured.
+    Imports nothing, so a user's own task is not checked.
 
     Raises:
         ValueError: names the class, or the longest episode.
     """
     task = _TASKS.get(name)
     wanted = _GYMNASIUM_ENV if name.startswith(GYMNASIUM) else task.env if task else config
-    # a base of the task's class is fine too: `make_env` adds what it lacks
+    # a base of the task's class is fine too: `make_env` fills in the rest
     if not (isinstance(config, type(wanted)) or isinstance(wanted, type(config))):
         got = type(config).__name__
         raise ValueError(f"the settings of {name}'s env are a {type(wanted).__name__}, got a {got}")
@@ -311,16 +308,16 @@ def check_env_settings(name: str, config: EnvConfig) -> None:
 
 
 def make_env(task: str, config: EnvConfig, seed: int) -> Any:
-    """One env, seeded; `config.num_envs` plays no part.
+    """Makes one env, seeded; `config.num_envs` is ignored.
 
     Its class follows from `Task.kind`: a `StepEnv`, a `TurnEnv` or a `ChunkEnv`.
 
     Raises:
-        UsageError: there is no such task, or `config.prompt` cannot be read or names what there is not.
-        MachineError: the machine cannot draw it.
+        UsageError: there is no such task, or `config.prompt` cannot be read or contains unknown names.
+        MachineError: this machine cannot draw it.
     """
     found = find_task(task)
-    if type(config) is not type(found.env) and isinstance(found.env, type(config)):  # the rest as the task has it
+    if type(config) is not type(found.env) and isinstance(found.env, type(config)):  # the other settings as in the task
         config = replace(found.env, **{field.name: getattr(config, field.name) for field in fields(config)})
     module, _, function = found.maker.partition(":")
     maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
@@ -329,12 +326,12 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
         what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
         raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")
     if config.draw_path:
-        env.hand_path(env.snapshot()[None])  # which refuses by the env's name where it knows of no hand
+        env.hand_path(env.snapshot()[None])  # raises, with the env's name, if the env knows no hand
         env.draws_path = True
     if isinstance(config, TurnEnvConfig) and config.prompt:
         try:
             env.template = Template(Path(config.prompt).expanduser().read_text())
-            env.turn()  # fills the slots once: a name that there is not is found here, and not within a run
+            env.turn()  # fills the prompt once, so that unknown names raise here and not during a run
         except OSError as error:
             what = f"env.prompt {config.prompt} cannot be read: {error.strerror}"
             raise UsageError(what, "name a text file") from error
@@ -346,16 +343,16 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     return env
 
 
-_SEEDS = 40  # of which starts are counted, where the env itself says nothing
-_REPEATED = 0.8  # less different ones than this share of the seeds, and starts are counted again in ten times as many
-_FEW = 200  # starts that are fewer are few: recipes evaluate on so many episodes
+_SEEDS = 40  # seeds whose starts are counted, for envs that do not count them
+_REPEATED = 0.8  # with a smaller share of distinct starts, ten times as many seeds are counted
+_FEW = 200  # fewer starts than this count as few: recipes evaluate on this many episodes
 
 
 @cache
 def few_starts(task: str) -> int | None:
-    """How many different starts an env in turns has, where they are so few that evaluations meet them again; else None.
+    """Returns the number of starts of an env in turns if evaluations would repeat them, else None.
 
-    An env counts them itself, or those of some seeds are counted.
+    The env's own count is used, or the starts of some seeds are counted.
     """
     known = _TASKS.get(task)
     if known is None or not isinstance(known.env, TurnEnvConfig) or not known.env.has_split:
@@ -371,40 +368,40 @@ def few_starts(task: str) -> int | None:
 
 @cache
 def warn_once(text: str) -> None:
-    """Logs a warning, once in this process."""
+    """Logs a warning once per process."""
     _LOGGER.warning(text)
 
 
 def make_vector(task: str, config: StepEnvConfig, seed: int) -> "gym.vector.SyncVectorEnv":
-    """`config.num_envs` envs stepped side by side, each with its own seed drawn from `seed`.
+    """Makes `config.num_envs` envs stepped side by side, each with its own seed drawn from `seed`.
 
-    An env whose episode ends is reset within the same step: its `obs` are the new episode's first, and the last of
-    the old one lie in `infos["final_obs"]` and `infos["final_info"]`.
+    An env whose episode ends is reset within the same step: its `obs` are the first of the new episode, and the last
+    of the old one are in `infos["final_obs"]` and `infos["final_info"]`.
 
     Raises:
         UsageError: there is no such task.
-        MachineError: the machine cannot draw it.
+        MachineError: this machine cannot draw it.
     """
     import numpy as np
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-    find_task(task)  # an unknown name raises here, and not within Gymnasium's own
+    find_task(task)  # an unknown name raises here rather than inside Gymnasium
     seeds = np.random.SeedSequence(seed).generate_state(config.num_envs)
     makers = [partial(make_env, task, config, int(own)) for own in seeds]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def _near(name: str) -> str:
-    """Tasks that `name` may have meant; for a name of a family, its own tasks alone."""
+    """Returns the tasks that `name` may have meant; for a name with a family, only tasks of that family."""
     families = task_families()
     family, _, member = name.rpartition("/")
-    # the family first: of a misspelt one the nearest, so that a member's name is looked for among few
+    # the family first: the nearest one if misspelt, so that the member is sought among few names
     closest = difflib.get_close_matches(family or name, families, n=1)
     if family or name in families:
         known = {full.partition("/")[2]: full for full in families[closest[0]]} if closest else {}
     else:
         known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
-    # long names must agree in more; a number is like others and means none of them
+    # long names must agree in more characters; a number resembles others without meaning them
     near = difflib.get_close_matches(member, known, n=1, cutoff=0.7 if family else 0.6)
     if near and (not near[0].isdigit() or (family and member == near[0])):
         return f"did you mean {known[near[0]]}?"
@@ -413,15 +410,15 @@ def _near(name: str) -> str:
 
 
 def _of_family(name: str) -> list[Task]:
-    """Tasks of the family before the slash whose goal has the words after it; quotes and underscores do not count."""
+    """Returns the tasks of the family before the slash whose goal contains the words after it."""
     family, _, piece = name.partition("/")
     text = piece.replace("_", " ").strip("\"' ").lower()
     return [task for full, task in _TASKS.items() if text and full.startswith(f"{family}/") and text in task.goal]
 
 
 def _gymnasium_task(name: str) -> Task:
-    """The task of an env that Gymnasium knows; as there, `gym:MODULE:ID` imports a module that registers envs first."""
-    import gymnasium as gym  # only where one of its envs is asked for
+    """Returns a Gymnasium env's task; as in Gymnasium, `gym:MODULE:ID` first imports a module with envs."""
+    import gymnasium as gym  # only if one of its envs is asked for
 
     env_id = name.removeprefix(GYMNASIUM)
     module, _, registered = env_id.rpartition(":")
@@ -448,14 +445,14 @@ def _load(reference: str) -> Task:
     try:
         task = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, AttributeError) as error:
-        # a path in place of a module's name is a likely slip, and says which folder to put on the path
+        # a path in place of a module's name is a likely mistake, and shows which folder to put on the path
         folder, _, file = module.removesuffix(".py").rpartition("/")
         fix = f"PYTHONPATH={folder} and {file}:{attribute}" if folder else _where(module)
         if isinstance(error, AttributeError):
             fix = f"give it as {module}:NAME, NAME being a Task in that file"
         raise UsageError(f"cannot load the task {reference!r}: {error}", fix) from error
     if not isinstance(task, Task):
-        import gymnasium as gym  # only where the name is wrong
+        import gymnasium as gym  # only if the name is wrong
 
         fix = f"docs/tasks.md: {attribute} = Task(name=..., goal=..., maker=...)"
         if isinstance(task, type) and issubclass(task, gym.Env):
@@ -469,7 +466,7 @@ def _load(reference: str) -> Task:
 
 
 def _where(module: str) -> str:
-    """How a module of the user's own is found that cannot be imported."""
+    """Explains how to make a user's module importable."""
     file = f"{module.replace('.', '/')}.py"
     return f"{file} must lie in this folder ({Path.cwd()}): cd to where it is, or set PYTHONPATH=THAT_FOLDER"
 

@@ -1,6 +1,6 @@
-"""Which OpenGL backend draws off-screen on this machine. Used by all envs that draw with OpenGL, and by `rlvlm doctor`.
+"""Choice of the OpenGL backend that draws off-screen on this machine. Used by all envs on OpenGL and by `rlvlm doctor`.
 
-The choice is made once per machine: it is written to the environment variable MUJOCO_GL, which child processes inherit.
+The choice is made once: it is written to the environment variable MUJOCO_GL, which child processes inherit.
 """
 
 import logging
@@ -19,24 +19,24 @@ _INSTALL = {
     "fedora": "dnf install -y mesa-libEGL mesa-dri-drivers libglvnd-egl libglvnd-gles libglvnd-opengl "
     "libglvnd-glx glib2",
 }
-"""By distribution: what installs the backends (EGL alone on Fedora) and, at its end, what OpenCV needs, which robosuite
-imports. The line for Fedora was never tried."""
+"""By distribution: command that installs the backends (EGL alone on Fedora) and, at its end, the libraries of OpenCV,
+which robosuite imports. The line for Fedora is untested."""
 
 
 def install_line() -> str:
-    """The command that installs a renderer here; that of Debian where the distribution is none that is known."""
+    """Returns the command that installs a renderer here; Debian's if the distribution is unknown."""
     if sys.platform == "darwin":
         return "run it on Linux, e.g. in a container of cluster/Dockerfile: macOS has neither EGL nor OSMesa"
     try:
         release = platform.freedesktop_os_release()
     except OSError:
         release = {}
-    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]  # Ubuntu is like Debian, RHEL like Fedora
+    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]  # Ubuntu lists Debian, RHEL lists Fedora
     return next((_INSTALL[name] for name in names if name in _INSTALL), _INSTALL["debian"])
 
 
 FIX = install_line()
-"""What to do where nothing can be drawn."""
+"""Fix to propose when nothing can be drawn."""
 
 _VARIABLE = "MUJOCO_GL"
 _PROBE = """
@@ -49,10 +49,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def ensure_renderer() -> str:
-    """The backend to draw with: `egl`, `osmesa` or `glfw`.
+    """Returns the backend to draw with: `egl`, `osmesa` or `glfw`.
 
-    MUJOCO_GL is respected when set. Otherwise the first of `BACKENDS` that works is chosen, tried in a child process
-    because a failed attempt spoils OpenGL for the process that made it, and MUJOCO_GL is set to it.
+    MUJOCO_GL is respected if set. Otherwise it is set to the first of `BACKENDS` that works, tried in a child process
+    because a failed attempt breaks OpenGL for the whole process.
 
     Raises:
         MachineError: MUJOCO_GL names no backend, or none works.
@@ -76,11 +76,11 @@ def ensure_renderer() -> str:
 
 
 def try_renderer(backend: str, timeout_s: float = 60.0) -> str | None:
-    """None when a child process can open an OpenGL context with `backend`, else the last line of its error.
+    """Returns None if a child process can open an OpenGL context with `backend`, else the last line of its error.
 
     Args:
         backend: one of `BACKENDS`, or `glfw`.
-        timeout_s: how long the child may take.
+        timeout_s: time limit for the child, seconds.
     """
     environment = os.environ | {_VARIABLE: backend, "PYOPENGL_PLATFORM": backend}
     command = [sys.executable, "-c", _PROBE, backend]

@@ -1,4 +1,4 @@
-"""Reading the action out of what a player wrote. Used by envs in turns; whatever the text is, nothing is raised."""
+"""Parsing of the action in a player's reply. Used by envs in turns; never raises, whatever the text."""
 
 import json
 import re
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from rlvlm.core.episodes import Reply
 
 MAX_CHARS = 16_384
-"""Longer replies are not read: no honest one is longer, and reading one may take time that grows with its square."""
+"""Longer replies are not parsed: no honest one is longer, and parsing time may grow with the square of the length."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
 
 def write_reply(action: str, thought: str = "") -> str:
-    """A well-formed reply: a JSON object whose last member is the action.
+    """Returns a well-formed reply: a JSON object whose last member is the action.
 
     Args:
-        action: the word of the action.
-        thought: what stands before it: members of a JSON object as text, e.g. `"current number": 3, "thoughts": "..."`,
-            or plain words, which become the member `thoughts`.
+        action: name of the action.
+        thought: text before the action: members of a JSON object, e.g. `"current number": 3, "thoughts": "..."`, or
+            text, which becomes the member `thoughts`.
     """
     if thought and not _is_members(thought):
         thought = f'"thoughts": {json.dumps(thought, ensure_ascii=False)}'
@@ -26,12 +26,12 @@ def write_reply(action: str, thought: str = "") -> str:
 
 
 def read_reply(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
-    """The last complete JSON object of `text` that has a member `action`, read; words around it do no harm.
+    """Reads the last complete JSON object of `text` that has a member `action`; ignores text around it.
 
     Args:
-        text: anything.
-        names: what the actions are called; case and spaces around a word do not matter.
-        legal: which of them may be chosen now.
+        text: any text.
+        names: names of the actions; case and surrounding spaces are ignored.
+        legal: indices of the actions that may be chosen now.
     """
     found = None
     for start, members in _objects(text) if len(text) <= MAX_CHARS else ():
@@ -44,21 +44,21 @@ def read_reply(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
     thought = text[start + 1 : position].strip().removesuffix(",").rstrip()
     is_word = isinstance(value, str) or type(value) is int
     index = {name.casefold(): i for i, name in enumerate(names)}.get(str(value).strip().casefold())
-    # two actions in one object are no decision; a boolean or a list may look like a word, and is none
+    # two actions in one object are ambiguous; a boolean or a list may print like a name but is none
     chosen = index if is_word and index in legal and len(actions) == 1 else None
     span = (begin + 1, end - 1) if isinstance(value, str) else (begin, end)
     return Reply(text=text, thought=thought, action=chosen, action_span=span)
 
 
 def read_legacy(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
-    """As RL4VLM reads: the one legal word that occurs anywhere behind the first `"action":`; several or none: None.
+    """Reads as RL4VLM does: the only legal name anywhere after the first `"action":`; None if several or none occur.
 
-    It takes `"action": "-"}` with a hyphen in a later sentence for nothing, and 110 for 10; kept for comparison only.
+    It rejects `"action": "-"}` if a later sentence contains a hyphen, and reads 110 as 10; kept for comparison only.
 
     Source: Zhai et al. 2024 (RL4VLM), arXiv:2405.10292, and its published code.
     """
     mark, lowered = '"action":', text.lower()
-    # lower case may be longer, as of a Turkish capital I: the character of `text` that each one comes from
+    # lower case may be longer, as for a Turkish capital I: index in `text` of the character each one comes from
     origin = [index for index, char in enumerate(text) for _ in char.lower()]
     where = lowered.find(mark)
     begin = where + len(mark) if where >= 0 else max(len(lowered) - 1, 0)
@@ -76,7 +76,7 @@ def read_legacy(text: str, names: Sequence[str], legal: Sequence[int]) -> Reply:
 
 
 def _is_members(thought: str) -> bool:
-    """Whether `thought` in braces is a JSON object without an action of its own."""
+    """Returns whether `thought` in braces is a JSON object without an action of its own."""
     try:
         value = json.loads(f"{{{thought}}}")
     except (ValueError, RecursionError):
@@ -85,26 +85,26 @@ def _is_members(thought: str) -> bool:
 
 
 Member = tuple[str, object, tuple[int, int], int]
-"""Name, value, the characters of the value (quotes included), and where the name begins."""
+"""Name, value, character range of the value (including quotes), and index where the name begins."""
 
 
 def _objects(text: str) -> Iterator[tuple[int, list[Member]]]:
-    """Begin of each complete JSON object of `text`, and its members; one inside another is not listed by itself."""
+    """Yields the start of each complete JSON object of `text`, and its members, but no nested objects."""
     start = text.find("{")
     while start >= 0:
         try:
             members, end = _members(text, start + 1)
             yield start, members
         except (ValueError, RecursionError, IndexError):
-            end = start + 1  # not an object from here on; one may begin inside of it
+            end = start + 1  # not an object here; one may begin inside of it
         start = text.find("{", end)
 
 
 def _members(text: str, position: int) -> tuple[list[Member], int]:
-    """The members from `at` up to the closing brace, and the place behind it.
+    """Returns the members from `position` to the closing brace, and the index after it.
 
     Raises:
-        ValueError: this is not JSON.
+        ValueError: it is not JSON.
         IndexError: the text ends too early.
     """
     members: list[Member] = []
@@ -127,7 +127,7 @@ def _members(text: str, position: int) -> tuple[list[Member], int]:
 
 
 def _skip(text: str, position: int) -> int:
-    """The next character from `at` on that is no space."""
+    """Returns the index of the next character from `position` on that is not a space."""
     match = _SPACE.match(text, position)
-    assert match is not None  # it matches the empty text too
+    assert match is not None  # the pattern matches the empty text too
     return match.end()

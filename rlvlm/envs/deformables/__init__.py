@@ -1,1 +1,1 @@
-"""Rope, water and cloth on MuJoCo's own deformables: one file per task, and the env that they share."""
+"""Tasks with rope, water and cloth, simulated as MuJoCo's deformables: one file per task, and the env they share."""

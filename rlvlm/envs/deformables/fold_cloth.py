@@ -1,4 +1,4 @@
-"""The task `fold_cloth`: a square cloth is to be folded along its diagonal, in one move of one corner.
+"""The task `fold_cloth`: fold a square cloth along its diagonal by moving one corner once.
 
 Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its ClothFoldDiagonal on SoftGym (Lin et al. 2020,
 arXiv:2011.07215). The cloth is a flex of MuJoCo's, a net of triangles. What differs:
@@ -45,14 +45,14 @@ _FRONT, _BACK = "1 .72 .2 1", ".25 .35 .9 1"
 
 
 def _flat_cloth() -> NDArray[np.float64]:
-    """[121, 3] particles of the flat cloth in the middle of the table, the upper left corner first, row by row."""
+    """Returns [121, 3] particles of the flat cloth, centred on the table, row by row from the upper left corner."""
     across = np.linspace(-_SIDE / 2, _SIDE / 2, _PER_SIDE)
     y, x = np.meshgrid(-across, across, indexing="ij")
     return np.stack([x, y, np.full_like(x, _RADIUS)], axis=-1).reshape(-1, 3)
 
 
 def _triangles() -> NDArray[np.int64]:
-    """[200, 3] indices of the net's triangles, counterclockwise from above, cut along the fold's direction."""
+    """Returns [200, 3] indices of the net's triangles, counterclockwise from above, cut along the fold's direction."""
     index = np.arange(_PER_SIDE**2).reshape(_PER_SIDE, _PER_SIDE)
     upper_left, upper_right, lower_left, lower_right = index[:-1, :-1], index[:-1, 1:], index[1:, :-1], index[1:, 1:]
     halves = (upper_left, lower_left, upper_right), (upper_right, lower_left, lower_right)
@@ -64,7 +64,7 @@ def _text(numbers: NDArray[np.float64] | NDArray[np.int64]) -> str:
 
 
 def _particle(index: int) -> str:
-    is_picked = index == 0  # heavy and without weight: it goes where it is moved, whatever hangs on it
+    is_picked = index == 0  # heavy and without gravity: it goes where it is moved, whatever the cloth weighs
     joints = "".join(f'<joint type="slide" axis="{axis}"/>' for axis in ("1 0 0", "0 1 0", "0 0 1"))
     mass = 10 if is_picked else 0.1 / _PER_SIDE**2
     return f'''<body name="{index}" gravcomp="{int(is_picked)}">
@@ -72,7 +72,7 @@ def _particle(index: int) -> str:
 
 
 def _skin(faces: NDArray[np.int64], colour: str, inflate: float) -> str:
-    """One side of the cloth, seen from there alone: OpenGL leaves out triangles that look away."""
+    """Returns one side of the cloth, visible only from that side: OpenGL leaves out triangles that face away."""
     positions = _flat_cloth()
     bones = "".join(
         f'<bone body="{index}" bindpos="{_text(position)}" bindquat="1 0 0 0" vertid="{index}" vertweight="1"/>'
@@ -112,7 +112,7 @@ class ClothScene(MujocoScene):
     corner, carry it to (x, y) in 15 cm, lower it.
 
     Args:
-        start: of `StepEnvConfig`; `near` is `random` here.
+        start: see `StepEnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["fold_cloth"][0]
@@ -125,9 +125,9 @@ class ClothScene(MujocoScene):
         self._is_random = start != "fixed"
         self._flat = _flat_cloth()
         edges = self._flat[self.model.flex_edge]  # [E, 2, 3]
-        # all particles lie at the origin of the model, so edges have no length of their own there
+        # all particles lie at the model's origin, so edges have no length of their own there
         self.model.flexedge_length0[:] = np.linalg.norm(edges[:, 1] - edges[:, 0], axis=1)
-        # where the best fold leaves the cloth is found by making it, in this same simulation
+        # the goal is found by making the best fold in this same simulation
         best = mujoco.MjData(self.model)
         best.qpos[:] = self._flat.ravel()
         self._fold(best, self._flat[-1, :2])
@@ -135,7 +135,7 @@ class ClothScene(MujocoScene):
         self._unfolded_distance = self._distance(self._flat)
 
     def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
-        """Lays the cloth flat on the table; its turn and shift are kept in the model's user data."""
+        """Lays the cloth flat on the table and stores its rotation and shift in the model's user data."""
         if self._is_random:
             data.userdata[:] = *rng.uniform(-_MAX_SHIFT, _MAX_SHIFT, 2), rng.uniform(-_MAX_TURN, _MAX_TURN)
         data.qpos[:] = self._flat.ravel()
@@ -147,19 +147,19 @@ class ClothScene(MujocoScene):
         self._fold(data, _REACH * action.astype(float))
 
     def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
-        """[111]: 6 x 6 points of the cloth, then the picker, which is its corner."""
+        """Returns [111]: 6 x 6 points of the cloth, then the picker, which is its corner."""
         cloth = data.qpos.reshape(_PER_SIDE, _PER_SIDE, 3)
         every = (_PER_SIDE - 1) // (_KEYPOINTS_PER_SIDE - 1)
         return np.concatenate([cloth[::every, ::every].ravel(), cloth[0, 0]])
 
     def script(self, obs: FloatArray) -> FloatArray:
-        """[2] the fold onto the opposite corner, which is the last point of the cloth in `obs` [111]."""
+        """Returns [2], the fold onto the opposite corner, which is the last point of the cloth in `obs` [111]."""
         return obs[-6:-4] / _REACH
 
     def judge(self, data: mujoco.MjData) -> SceneState:
-        """Minus ten times the mean distance of particles from their goal; progress is the share of it that is gone."""
+        """Rewards minus ten times the mean distance of particles to their goals; progress is the share gone."""
         particles = data.qpos.reshape(-1, 3).copy()
-        # turned and shifted back: the goal was found with the cloth in the middle
+        # rotated and shifted back, because the goal was computed with the cloth in the middle
         particles[:, :2] = (particles[:, :2] - data.userdata[:2]) @ _turn(data)
         distance = self._distance(particles)
         progress = 1.0 - distance / self._unfolded_distance
@@ -178,21 +178,21 @@ class ClothScene(MujocoScene):
                 path = np.array(place) - data.qpos[:3]
                 num_steps = max(int(np.ceil(np.linalg.norm(path) / (speed * _SUB_STEP_S))), 1)
             for _ in range(num_steps):
-                # whatever the cloth, a hundredth as heavy, does to the picker
+                # the cloth pulls at the picker, although it weighs a hundredth as much
                 data.qvel[:3] = path / (num_steps * _SUB_STEP_S)
                 mujoco.mj_step(self.model, data)
 
     def _distance(self, particles: NDArray[np.float64]) -> float:
-        """Mean distance of `particles` [121, 3] from where the best fold leaves them, metres."""
+        """Returns the mean distance of `particles` [121, 3] from their place after the best fold, metres."""
         return float(np.linalg.norm(particles - self._folded, axis=1).mean())
 
 
 def _turn(data: mujoco.MjData) -> NDArray[np.float64]:
-    """[2, 2] the rotation by which this episode's cloth is turned."""
+    """Returns [2, 2], the rotation of this episode's cloth."""
     cos, sin = np.cos(data.userdata[2]), np.sin(data.userdata[2])
     return np.array([[cos, -sin], [sin, cos]])
 
 
 def make_fold_cloth(config: StepEnvConfig, seed: int) -> SceneEnv:
-    """The task `fold_cloth`."""
+    """Makes the env of the task `fold_cloth`."""
     return SceneEnv(ClothScene(config.start), config, seed)

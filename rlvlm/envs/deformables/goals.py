@@ -13,17 +13,17 @@ DEFORMABLE_GOALS = {
         "the cloth is folded along its diagonal, its top left corner on its bottom right corner",
     ),
 }
-"""By task: the goal phrase of the prompt, and the sentence that is true once it is reached."""
+"""By task: the goal phrase of the prompt, and a sentence that is true once the goal is reached."""
 
 DEFORMABLE_ENVS = {
     "straighten_rope": StepEnvConfig(episode_steps=40),
     "pass_water": StepEnvConfig(episode_steps=75),
     "fold_cloth": StepEnvConfig(episode_steps=1, num_envs=10),
 }
-"""Episodes as in the paper; a fold is a whole episode."""
+"""Settings by task: episode lengths as in the paper; a fold is a whole episode."""
 
 RETURN_RANGES = {"straighten_rope": (10.0, 20.0), "pass_water": (-290.0, -20.0), "fold_cloth": (-0.65, -0.02)}
-"""True returns of random play and of a solved task, from which a run's return is a share."""
+"""By task: true returns of random play and of a solved task; a run's return is reported as a share of that range."""
 
 SOFTGYM_GOALS = {
     "RopeFlatten": ("straighten the rope", "the rope is straight"),

@@ -1,4 +1,4 @@
-"""The task `pass_water`: a cup of water is to be brought to a red disc without spilling.
+"""The task `pass_water`: move a cup of water to a red disc without spilling.
 
 Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its one-dimensional PassWater on SoftGym (Lin et al. 2020,
 arXiv:2011.07215). What differs, because the water is 64 balls in MuJoCo and not a fluid of PyFleX's:
@@ -49,7 +49,7 @@ _DISC_AWAY = 1.4  # from the camera along its axis, metres: nearer than the cup 
 
 
 def _disc() -> str:
-    """The disc as a geom, upright on the ray from the camera through its pixel."""
+    """Returns the disc as a geom, upright on the ray from the camera through its pixel."""
     pixel = 2 * np.tan(np.radians(_FOVY_DEG / 2)) / _FULL_PX  # at 1 m
     right, down = (pixel * (at - _FULL_PX / 2) for at in _DISC_PX)
     ray = _FORWARD + right * np.array([1.0, 0.0, 0.0]) - down * _UP
@@ -101,7 +101,7 @@ class WaterScene(MujocoScene):
     inside and outside. Actions [1] are the cup's speed: 8 times 11 mm a step at 1.
 
     Args:
-        start: of `StepEnvConfig`; `near` is `random` here.
+        start: see `StepEnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["pass_water"][0]
@@ -120,17 +120,17 @@ class WaterScene(MujocoScene):
         data.qpos[0] = rng.uniform(-_START_SPREAD, _START_SPREAD)
         across = (np.arange(_PER_SIDE) - (_PER_SIDE - 1) / 2) * 2.05 * _RADIUS
         upwards = _WALL + (1.0 + 2.05 * np.arange(_PER_SIDE)) * _RADIUS
-        # a grid with gaps, shaken a little: equal columns of balls would stand on each other for ever
+        # a grid with gaps and a little jitter: balls in exact columns would stand on each other for ever
         lattice = np.stack(np.meshgrid(across, across, upwards), axis=-1).reshape(_NUM_BALLS, 3)
         _balls(data)[:] = lattice + [data.qpos[0], 0.0, 0.0] + rng.uniform(-1e-3, 1e-3, (_NUM_BALLS, 3))
         self._move(data, 0.0, _SETTLING_STEPS)
 
     def act(self, data: mujoco.MjData, action: FloatArray) -> None:
-        """Moves the cup at one speed."""
+        """Moves the cup at the speed of `action`."""
         self._move(data, _SPEED * float(action[0]), _SUB_STEPS)
 
     def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
-        """[7]: the cup's x and size, the water's height, the shares inside and outside."""
+        """Returns [7]: the cup's x and size, the water's height, the shares inside and outside."""
         is_inside = _is_inside(data)
         heights = _balls(data)[is_inside, 2]
         height = heights.max() + _RADIUS - _WALL if len(heights) else 0.0
@@ -138,33 +138,33 @@ class WaterScene(MujocoScene):
         return np.array([data.qpos[0], _INSIDE, _INSIDE, _HEIGHT, height, share, 1.0 - share])
 
     def script(self, obs: FloatArray) -> FloatArray:
-        """[1] to the circle and no farther, at a speed that spills hardly anything."""
+        """Returns [1], a move to the disc and no farther, at a speed that spills hardly anything."""
         away = (_GOAL_X - obs[:1]) / (_SPEED * _SUB_STEPS * _SUB_STEP_S)  # in steps of action 1
         return np.clip(away, -_GENTLE, _GENTLE)
 
     def judge(self, data: mujoco.MjData) -> SceneState:
-        """Minus the distance to the goal, and minus ten times the share spilled; progress loses what was spilled."""
+        """Rewards minus the distance to the goal and minus ten times the spilled share; spills lower progress too."""
         kept, away = _is_inside(data).mean(), abs(_GOAL_X - data.qpos[0])
         reward = float(-_SPILL_COST * (1.0 - kept) - away)
         return SceneState(reward=reward, progress=float(kept * (1.0 - away / _GOAL_X)), success=reward > _SUCCESS)
 
     def _move(self, data: mujoco.MjData, speed: float, num_steps: int) -> None:
         for _ in range(num_steps):
-            data.qvel[0] = speed  # whatever the water, a thousandth as heavy, does to the cup
+            data.qvel[0] = speed  # the water pushes the cup, although it weighs a thousandth as much
             mujoco.mj_step(self.model, data)
 
 
 def _balls(data: mujoco.MjData) -> NDArray[np.float64]:
-    """[64, 3] a window onto the balls' positions."""
+    """Returns [64, 3], a view of the balls' positions."""
     return data.qpos[1:].reshape(_NUM_BALLS, 3)
 
 
 def _is_inside(data: mujoco.MjData) -> NDArray[np.bool_]:
-    """[64] which balls lie in the cup."""
+    """Returns [64], which balls lie in the cup."""
     x, y, z = (_balls(data) - [data.qpos[0], 0.0, 0.0]).T
     return (abs(x) < _INSIDE / 2) & (abs(y) < _INSIDE / 2) & (0.0 < z) & (z < _HEIGHT)
 
 
 def make_pass_water(config: StepEnvConfig, seed: int) -> SceneEnv:
-    """The task `pass_water`."""
+    """Makes the env of the task `pass_water`."""
     return SceneEnv(WaterScene(config.start), config, seed)

@@ -2,9 +2,9 @@
 
 SoftGym (Lin et al. 2020, arXiv:2011.07215) runs on PyFleX, which is compiled with CUDA. It cannot be installed on the
 project's own machines, so this adapter has been tried with a stand-in of the same interface only. What to know:
-
-1. PyFleX holds one scene, so the envs of a process take turns, and drawing takes one. An env that gets the turn back
-   replays the episode's actions: the same serves to restore a state. Use one env per process.
+project's own machines, so this adapter was only tested against a stand-in of the same interface. What to know:
+1. PyFleX holds one scene, which the envs of a process share; drawing uses it too. An env that gets the scene
+   back replays the episode's actions; a state is restored in the same way. Use one env per process.
 2. Observations are SoftGym's key points, starts its cached ones: the first for `start="fixed"`, any for `random`.
 3. Progress is SoftGym's normalised performance, success its exceeding 0.9.
 """
@@ -28,7 +28,7 @@ _simulators: dict[str, "_Simulator"] = {}
 
 
 class _Simulator:
-    """A process's one SoftGym env of a name, and the env whose state it is in."""
+    """The one SoftGym env of a name in a process, and the env whose state it holds."""
 
     def __init__(self, name: str) -> None:
         registered = importlib.import_module("softgym.registered_env")
@@ -46,7 +46,7 @@ class SoftGymEnv(StepEnv):
     Args:
         config: start and episode length; there is no robot to show.
         seed: of the random start.
-        name: in SoftGym's registry, e.g. `RopeFlatten`.
+        name: as in SoftGym's registry, e.g. `RopeFlatten`.
     """
 
     def __init__(self, config: StepEnvConfig, seed: int, name: str) -> None:
@@ -73,7 +73,7 @@ class SoftGymEnv(StepEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """First observation [D] and info of a new episode; `options` is not used."""
+        """Returns the first observation [D] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
         self._start = int(self.np_random.integers(len(self._starts))) if self._is_random else 0
         self._actions = []
@@ -81,13 +81,13 @@ class SoftGymEnv(StepEnv):
         return self._latest[0], self._latest[2]
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """Observation [D], SoftGym's reward, never terminated, truncated at the time limit, info.
+        """Returns observation [D], SoftGym's reward, never terminated, truncated at the time limit, info.
 
         Raises:
             NumericsError: the action is not finite.
         """
         check_action(action)
-        if self._simulator.holder is not self:  # another env of this process has played, or drawn, since
+        if self._simulator.holder is not self:  # another env of this process has stepped or drawn since
             self._replay()
         self._actions.append(np.array(action, np.float32))
         self._step(self._actions[-1])
@@ -95,16 +95,16 @@ class SoftGymEnv(StepEnv):
         return obs, reward, False, len(self._actions) >= self._episode_steps, info
 
     def snapshot(self) -> FloatArray:
-        """[S]: the start's number, particles, shapes."""
+        """Returns [S]: the start's number, particles, shapes."""
         return self._latest[2]["snapshot"]
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, size_px, size_px, 3] of `snapshots` [N, S], rounded to the grain of `image_key` first."""
+        """Returns images [N, size_px, size_px, 3] of `snapshots` [N, S], rounded to the grain of `image_key` first."""
         self._simulator.holder = None  # drawing moves the scene: the env that steps next replays its episode
         frames = np.empty((len(snapshots), size_px, size_px, 3), np.uint8)
         for key, frame in zip(self.image_key(snapshots), frames, strict=True):
             positions = (key[1:] * _KEY_METRES).astype(np.float32)
-            start = self._starts[key[0]]  # scenes differ in how many particles and shapes they have
+            start = self._starts[key[0]]  # scenes differ in their numbers of particles and shapes
             particles, shapes = np.size(start["particle_pos"]), np.size(start["shape_pos"])
             shown = {
                 "particle_pos": positions[:particles],
@@ -116,18 +116,18 @@ class SoftGymEnv(StepEnv):
         return frames
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, S]: the start's number, and positions in steps of a quarter of a millimetre."""
+        """Returns [N, S]: the start's number, and positions in steps of a quarter of a millimetre."""
         keys = np.rint(snapshots / _KEY_METRES).astype(np.int64)
         keys[:, 0] = snapshots[:, 0]
         return keys
 
     def get_state(self) -> dict[str, Any]:
-        """The episode so far, and the generator."""
+        """Returns the episode so far, and the generator."""
         actions = np.array(self._actions, np.float32).reshape(-1, *self._action_shape)
         return {"start": self._start, "actions": actions, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes through the stored episode again; as exact as PyFleX's solver, on a GPU, repeats itself."""
+        """Replays the stored episode; as exact as PyFleX's solver, which runs on a GPU, repeats itself."""
         self._start = int(state["start"])
         self._actions = list(np.asarray(state["actions"], np.float32))
         self.set_generator(state["generator"])
@@ -146,7 +146,7 @@ class SoftGymEnv(StepEnv):
         self._remember(obs, reward, info)
 
     def _remember(self, obs: FloatArray, reward: float, info: dict[str, Any]) -> None:
-        """Keeps what the simulator just returned; at the start of an episode nothing is done yet."""
+        """Stores the simulator's latest answer; at the start of an episode progress and success are still zero."""
         performance = float(info.get("normalized_performance", 0.0))
         state, snapshot = self._env.get_state(), np.zeros(self.snapshot_size, np.float32)
         particles, shapes = np.ravel(state["particle_pos"]), np.ravel(state["shape_pos"])

@@ -1,4 +1,4 @@
-"""The task `straighten_rope`: a crumpled rope, held by both ends, is to be pulled straight.
+"""The task `straighten_rope`: pull a crumpled rope, held by both ends, straight.
 
 Source: Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681, its RopeFlattenEasy on SoftGym (Lin et al. 2020,
 arXiv:2011.07215). The rope is a flex of MuJoCo's, a chain of 41 particles as in the paper. What differs:
@@ -45,7 +45,7 @@ _NUM_FIXED_STARTS = 1_000
 
 
 def _particle(index: int) -> str:
-    is_end = index in (0, _NUM_PARTICLES - 1)  # held: heavy and without weight, so that the rope does not drag it along
+    is_end = index in (0, _NUM_PARTICLES - 1)  # held: heavy and without gravity, or the rope would drag it along
     joints = "".join(f'<joint type="slide" axis="{axis}"/>' for axis in ("1 0 0", "0 1 0", "0 0 1"))
     mass = 10 if is_end else 0.1 / _NUM_PARTICLES
     return f'''<body name="{index}" gravcomp="{int(is_end)}">
@@ -81,12 +81,12 @@ _MODEL = f"""
 class RopeScene(MujocoScene):
     """A rope on a table and two pickers that never let go of its ends.
 
-    Observations [36] are ten points along the rope and both pickers, metres. Actions [8] move the left picker and then
-    the right one along x, y and z, six times 1 cm at 1; the fourth and eighth number, the paper's flags for holding on,
-    change nothing. A move that would leave the window is not made.
+    Observations [36] are ten points along the rope and both pickers, metres. Actions [8] move the left picker, then the
+    right one, along x, y and z, six times 1 cm at 1; the fourth and eighth number, the paper's grasp flags, have no
+    effect. A move that would leave the window is not made.
 
     Args:
-        start: of `StepEnvConfig`; `near` is `random` here.
+        start: see `StepEnvConfig`; `near` is `random` here.
     """
 
     goal = DEFORMABLE_GOALS["straighten_rope"][0]
@@ -96,7 +96,7 @@ class RopeScene(MujocoScene):
     def __init__(self, start: str) -> None:
         super().__init__(_MODEL, self._camera)
         self.action_size = 8
-        # all particles lie at the origin of the model, so edges have no length of their own there
+        # all particles lie at the model's origin, so edges have no length of their own there
         self.model.flexedge_length0[:] = _SPACING
         self.drawn = copy.copy(self.model)  # thicker in images than in the simulation
         self.drawn.flex_radius[:] = _DRAWN_RADIUS
@@ -109,29 +109,29 @@ class RopeScene(MujocoScene):
         particles[:, 2] = _RADIUS
 
     def act(self, data: mujoco.MjData, action: FloatArray) -> None:
-        """Six moves of both pickers."""
+        """Makes six moves with both pickers."""
         speeds = _SPEED * action.reshape(2, 4)[:, :3].astype(float)
         pickers, velocities = _particles(data.qpos), _particles(data.qvel)
         for _ in range(_MOVES):
             moved = pickers[_ENDS] + _MOVE_S * speeds
             stays = ((moved >= _LOW) & (moved <= _HIGH)).all(axis=1, keepdims=True)
-            for _ in range(2):  # set again for each: the rope has pulled at it in the one before
+            for _ in range(2):  # set for each sub-step, because the rope pulls at the pickers during the one before
                 velocities[_ENDS] = speeds * stays
                 mujoco.mj_step(self.model, data)
 
     def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
-        """[36]: ten points along the rope, then the pickers, which are its ends."""
+        """Returns [36]: ten points along the rope, then the pickers, which are its ends."""
         particles = _particles(data.qpos)
         return np.concatenate([particles[_KEYPOINTS].ravel(), particles[_ENDS].ravel()])
 
     def script(self, obs: FloatArray) -> FloatArray:
-        """[8] both ends, which are the last points of `obs`, away from each other, flat on the table."""
+        """Returns [8], which moves both ends (the last points of `obs`) away from each other, flat on the table."""
         left, right = obs[-6:-3], obs[-3:]
         away = (right - left) / max(float(np.linalg.norm(right - left)), 1e-6)
         return np.concatenate([-away, [0.0], away, [0.0]])
 
     def judge(self, data: mujoco.MjData) -> SceneState:
-        """The distance of the two ends, up to 1.1 times the length; success from 0.95 times on."""
+        """Rewards the distance between the ends, up to 1.1 times the rope's length; success from 0.95 times on."""
         first, last = _particles(data.qpos)[_ENDS]
         distance = float(np.linalg.norm(last - first))
         return SceneState(
@@ -142,17 +142,17 @@ class RopeScene(MujocoScene):
 
 
 def draw_curve(rng: np.random.Generator) -> NDArray[np.float64]:
-    """[41, 2] particles of a crumpled rope in the plane, metres, centred; it never comes near itself."""
+    """Returns [41, 2], the particles of a crumpled rope in the plane, metres, centred; it never comes near itself."""
     while True:
         turns = np.zeros(_NUM_PARTICLES - 1)
-        for index in range(1, len(turns)):  # bends that last for some particles, or it would be a zigzag
+        for index in range(1, len(turns)):  # each bend lasts for several particles, or the curve would be a zigzag
             turns[index] = 0.9 * turns[index - 1] + rng.normal(0.0, 0.12)
         headings = rng.uniform(-np.pi, np.pi) + np.cumsum(turns)
         steps = _SPACING * np.stack([np.cos(headings), np.sin(headings)], axis=1)
         curve = np.vstack([np.zeros((1, 2)), np.cumsum(steps, axis=0)])
         curve -= curve.mean(axis=0)
         gaps = np.linalg.norm(curve[:, None] - curve[None], axis=-1)
-        # only particles at least five apart along the rope, for neighbours are always near
+        # only particles at least five apart along the rope are compared: neighbours are always near
         is_apart = gaps[np.triu_indices(_NUM_PARTICLES, 5)].min() > 3 * _RADIUS
         is_crumpled = 0.1 * _LENGTH < gaps[0, -1] < 0.6 * _LENGTH
         if is_apart and is_crumpled and np.abs(curve).max() < 0.25:
@@ -160,10 +160,10 @@ def draw_curve(rng: np.random.Generator) -> NDArray[np.float64]:
 
 
 def _particles(coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[41, 3] a window onto joint positions or velocities [123]; the joints' zero is the origin."""
+    """Returns [41, 3], a view of joint positions or velocities [123]; the joints' zero is the origin."""
     return coordinates.reshape(_NUM_PARTICLES, 3)
 
 
 def make_straighten_rope(config: StepEnvConfig, seed: int) -> SceneEnv:
-    """The task `straighten_rope`."""
+    """Makes the env of the task `straighten_rope`."""
     return SceneEnv(RopeScene(config.start), config, seed)

@@ -1,1 +1,1 @@
-"""The four games of gym-cards, redrawn, as envs in turns; `pictured` makes them known to Gymnasium too."""
+"""The four games of gym-cards, redrawn, as envs in turns; `card_images` also registers them with Gymnasium."""

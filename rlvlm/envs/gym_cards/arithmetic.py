@@ -1,7 +1,7 @@
-"""Formulas read token by token over exact fractions: their value, and how an unfinished one can still be completed.
+"""Formulas read token by token with exact fractions: their value, and how to complete an unfinished one.
 
-Two numbers never stand side by side, `*` `*` is no power and `/` `/` no floor division: a formula is numbers, binary
-operators and brackets, and what a token may not follow makes the formula worthless. `legacy_value` reads as the
+Two adjacent numbers, `*` `*` (power) and `/` `/` (floor division) are not allowed: a formula is numbers, binary
+operators and brackets, and a token out of place makes it worthless. `legacy_value` reads formulas as the
 reference does.
 """
 
@@ -14,7 +14,7 @@ from math import gcd
 
 Tokens = tuple[str, ...]
 Ratio = tuple[int, int]
-"""A fraction in lowest terms, its denominator above 0: several times as fast as `Fraction`, and as exact."""
+"""A fraction in lowest terms with a denominator above 0: several times as fast as `Fraction`, and as exact."""
 Level = tuple[Ratio, Ratio, str]
 """Inside one pair of brackets: the sum so far, the term that is still open, and the operator that waits for its second
 operand (empty when an operator or the end is expected)."""
@@ -28,7 +28,7 @@ _MAX_LEGACY_BITS = 256
 
 
 def read(tokens: Sequence[str]) -> Stack | None:
-    """Where one stands after `tokens`; None when no formula can begin so."""
+    """Returns the state of parsing after `tokens`; None if no formula begins with them."""
     stack: Stack | None = START
     for token in tokens:
         stack = _after(stack, token) if stack is not None else None
@@ -36,7 +36,7 @@ def read(tokens: Sequence[str]) -> Stack | None:
 
 
 def value(tokens: Sequence[str]) -> Fraction | None:
-    """The value of a formula; None for what is no whole formula, or divides by nothing."""
+    """Returns the value of a formula; None if it is incomplete or divides by zero."""
     stack = read(tokens)
     if stack is None:
         return None
@@ -46,24 +46,24 @@ def value(tokens: Sequence[str]) -> Fraction | None:
 
 @lru_cache(maxsize=8_192)
 def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: str) -> Tokens | None:
-    """The fewest tokens that make `tokens` a formula of that value; None where nothing does.
+    """Returns the fewest tokens that complete `tokens` to a formula of value `target`; None if none do.
 
-    A few milliseconds whatever the tokens are, once `prepare` was called for the hand; trying out every way to go on
-    took up to 37 seconds where brackets stand open.
+    Takes a few milliseconds for any tokens once `prepare` was called for the hand; an exhaustive search took up to
+    37 seconds with open brackets.
 
     Args:
         tokens: the formula so far; empty for a new one.
-        numbers: those that are left, each of which must be used once; sorted, so that equal cases are solved once.
+        numbers: the numbers left, each of which must be used once; sorted, so that equal cases are solved once.
         target: the value wanted.
-        symbols: the operators that may be used, with `(` where brackets may.
+        symbols: the operators allowed, and `(` if brackets are allowed.
     """
     stack = read(tokens)
     if stack is None:
         return None
-    if stack == START and numbers:  # every episode begins so: the table of whole formulas has it
+    if stack == START and numbers:  # the start of every episode: look it up in the table of whole formulas
         return reachable(numbers, symbols).get((target, 1))
-    # Of brackets that open one another's first operand, more than there are numbers hold nothing but the next one: they
-    # are left out, and closed where the innermost of them closes.
+    # If more brackets open in a row than there are numbers, the surplus ones hold only the next bracket: they are left
+    # out of the search and closed right after the innermost of them.
     levels: list[Level] = []
     num_fresh = 0
     for total, term, waiting in stack:
@@ -81,7 +81,7 @@ def completion(tokens: Tokens, numbers: tuple[int, ...], target: int, symbols: s
 
 
 def prepare(numbers: tuple[int, ...], symbols: str) -> None:
-    """Works out, once for each hand (sorted), what `completion` looks up for it in every turn."""
+    """Computes, once for each hand (sorted), the tables in which `completion` looks up every turn."""
     reachable(numbers, symbols)
     for chosen, _ in _choices(numbers, True):
         if len(chosen) < len(numbers):
@@ -92,9 +92,9 @@ def prepare(numbers: tuple[int, ...], symbols: str) -> None:
 
 @lru_cache(maxsize=512)
 def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
-    """Every value that a formula of all `numbers` (sorted) can have, each with a shortest formula.
+    """Returns every value that a formula of all `numbers` (sorted) can have, each with a shortest formula.
 
-    There are 285 sets of up to three numbers from 1 to 10, and those are asked for most.
+    The 285 sets of up to three numbers from 1 to 10 are looked up most often.
     """
     if len(numbers) == 1:
         return {(numbers[0], 1): (str(numbers[0]),)}
@@ -115,9 +115,9 @@ def reachable(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
 
 
 def legacy_value(text: str) -> float | None:
-    """Python's value of `text`, in floating point; None where it raises, or would compute without end.
+    """Returns Python's value of `text` in floating point; None if it raises or would take forever to compute.
 
-    So digits side by side are one number, `**` is a power and `//` a floor division, and 8 / (3 - 8 / 3) is not 24.
+    So adjacent digits are one number, `**` is a power, `//` a floor division, and 8 / (3 - 8 / 3) is not exactly 24.
 
     Args:
         text: digits, spaces, + - * / and brackets.
@@ -129,7 +129,7 @@ def legacy_value(text: str) -> float | None:
 
 
 def _after(stack: Stack, token: str) -> Stack | None:
-    """The stack after one more token; None where it may not stand."""
+    """Returns the stack after one more token; None if the token is not allowed there."""
     total, term, operator = stack[-1]
     if operator:  # an operand is expected
         if token == "(":
@@ -143,7 +143,7 @@ def _after(stack: Stack, token: str) -> Stack | None:
 
 
 def _with_operand(stack: Stack, operand: Ratio) -> Stack | None:
-    """The stack once the operand that it waits for stands; None where that would divide by 0."""
+    """Returns the stack after its missing operand is filled in; None if that would divide by 0."""
     total, term, operator = stack[-1]
     if operator == "/" and not operand[0]:
         return None
@@ -151,7 +151,7 @@ def _with_operand(stack: Stack, operand: Ratio) -> Stack | None:
 
 
 def _applied(left: Ratio, operator: str, right: Ratio) -> Ratio:
-    """`left operator right`, which must not divide by 0."""
+    """Returns `left operator right`, which must not divide by 0."""
     (a, b), (c, d) = left, right
     if operator in "+-":
         above, below = a * d + (c * b if operator == "+" else -c * b), b * d
@@ -165,7 +165,7 @@ _PLACES = {token: index for index, token in enumerate((*")+-*/", *map(str, range
 
 
 def _is_before(tokens: Tokens, others: Tokens) -> bool:
-    """Whether `tokens` are fewer than `others`, or as many and earlier in the order of the symbols."""
+    """Returns whether `tokens` are fewer than `others`, or as many and earlier in the order of the symbols."""
     if len(tokens) != len(others):
         return len(tokens) < len(others)
     token, other_token = next(((a, b) for a, b in zip(tokens, others, strict=True) if a != b), (")", ")"))
@@ -173,7 +173,7 @@ def _is_before(tokens: Tokens, others: Tokens) -> bool:
 
 
 def _keep(found: dict[Ratio, Tokens], value: Ratio, before: Tokens, after: Tokens) -> None:
-    """Keeps the better of two ways to write a value: of `before` and `after`, and what is there."""
+    """Keeps the better way to write `value`: `before` and `after` joined, or the tokens already stored."""
     there = found.get(value)
     if there is None or (len(before) + len(after) <= len(there) and _is_before((*before, *after), there)):
         found[value] = (*before, *after)
@@ -181,7 +181,7 @@ def _keep(found: dict[Ratio, Tokens], value: Ratio, before: Tokens, after: Token
 
 @lru_cache(maxsize=512)
 def _operands(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
-    """Every value of one operand made of all `numbers`, with its tokens; in brackets, but for a single number."""
+    """Returns every value of one operand made of all `numbers`, with its tokens, bracketed if they are several."""
     if len(numbers) > 1 and "(" not in symbols:
         return {}
     return {
@@ -192,7 +192,7 @@ def _operands(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
 
 @lru_cache(maxsize=512)
 def _endings(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, dict[Ratio, Tokens]]:
-    """What can follow an operand X at its own level and use all `numbers`, by m and s: X becomes X * m + s."""
+    """Returns the continuations after an operand X that use all `numbers`, by m and s: X becomes X * m + s."""
     if not numbers:
         return {(1, 1): {(0, 1): ()}}
     found: dict[Ratio, dict[Ratio, Tokens]] = {}
@@ -202,11 +202,11 @@ def _endings(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, dict[Ratio, 
                 for operator in symbols.replace("(", ""):
                     if operator == "/" and not operand[0]:
                         continue
-                    if operator in "*/":  # what follows makes (X * operand) * factor + added
+                    if operator in "*/":  # the result is (X * operand) * factor + added
                         after = found.setdefault(_applied(factor, operator, operand), {})
                         for added, more in sums.items():
                             _keep(after, added, (operator, *written), more)
-                    else:  # X stands, and the operand is the term that what follows goes on with
+                    else:  # X is a term of its own, and `operand` begins the next term
                         after, term = found.setdefault((1, 1), {}), _applied(operand, "*", factor)
                         for added, more in sums.items():
                             summed = _applied(added, operator, term)
@@ -217,13 +217,14 @@ def _endings(numbers: tuple[int, ...], symbols: str) -> dict[Ratio, dict[Ratio, 
 def _with_operand_of(
     levels: tuple[Level, ...], numbers: tuple[int, ...], symbols: str, is_all_taken: bool
 ) -> Iterator[tuple[Ratio, tuple[int, ...], Tokens]]:
-    """The open term of the outermost of `levels` once its operand stands, the numbers left then, and the tokens.
+    """Yields each value of the outermost of `levels`' open term with its operand, the numbers then left, and the
+    tokens.
 
     Args:
         levels: the outermost first.
-        numbers: that may be used.
-        symbols: as of `completion`.
-        is_all_taken: whether operands that take all of the numbers are given too.
+        numbers: numbers that may be used.
+        symbols: see `completion`.
+        is_all_taken: whether to include operands that use up all numbers.
     """
     (_, term, waiting), deeper = levels[0], levels[1:]
     if not waiting:
@@ -240,7 +241,7 @@ def _with_operand_of(
 
 @lru_cache(maxsize=4_096)
 def _bracketed(levels: tuple[Level, ...], numbers: tuple[int, ...], symbols: str) -> dict[Ratio, Tokens]:
-    """Every value that the brackets `levels` can close with after all `numbers` were used."""
+    """Returns every value with which the brackets `levels` can close after using all `numbers`."""
     found: dict[Ratio, Tokens] = {}
     # inside the bracket: total + term * factor + added
     for term, rest, tokens in _with_operand_of(levels, numbers, symbols, True):
@@ -253,10 +254,10 @@ def _bracketed(levels: tuple[Level, ...], numbers: tuple[int, ...], symbols: str
 
 @lru_cache(maxsize=4_096)
 def _to_reach(levels: tuple[Level, ...], numbers: tuple[int, ...], target: Ratio, symbols: str) -> Tokens | None:
-    """The fewest tokens after which the outermost of `levels` is worth `target`, all `numbers` being used."""
+    """Returns the fewest tokens that bring the outermost of `levels` to `target` and use all `numbers`."""
     (total, term, waiting), deeper = levels[0], levels[1:]
     missing = _applied(target, "-", total)
-    # The value of an operand that takes all numbers is known beforehand, where not any or none will do.
+    # The value of an operand that takes all numbers is known beforehand: only one value can reach the target.
     is_known = waiting in ("+", "-") or (waiting != "" and term[0] != 0 and missing[0] != 0)
     best: Tokens | None = None
     for value, rest, tokens in _with_operand_of(levels, numbers, symbols, not is_known):
@@ -273,15 +274,15 @@ def _to_reach(levels: tuple[Level, ...], numbers: tuple[int, ...], target: Ratio
             whole = None if inner is None else (*inner, ")")
         else:
             whole = _operands(numbers, symbols).get(operand) if numbers else None
-        # as many tokens, earlier in the symbols' order: the answer is one, whichever way it was found
+        # among equally short ones the first in the symbols' order: the answer must not depend on how it was found
         best = whole if best is None or (whole is not None and _is_before(whole, best)) else best
     return best
 
 
 @lru_cache(maxsize=2_048)
 def _choices(numbers: tuple[int, ...], is_grouping: bool) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every way to take some of `numbers` as one operand, and what is left; equal ways once."""
-    ways = {}  # by the numbers and not by their places: of two fives it does not matter which is taken
+    """Returns every way to split `numbers` into the numbers of one operand and the rest; equal ways once."""
+    ways = {}  # by number, not position: of two fives it does not matter which is taken
     for size in range(1, len(numbers) + 1 if is_grouping else 2):
         for indices in combinations(range(len(numbers)), size):
             chosen = tuple(numbers[i] for i in indices)
@@ -290,7 +291,7 @@ def _choices(numbers: tuple[int, ...], is_grouping: bool) -> list[tuple[tuple[in
 
 
 def joined(left: Tokens, operator: str, right: Tokens) -> Tokens:
-    """`left operator right` with only those brackets that it needs."""
+    """Returns `left operator right` with only the brackets that it needs."""
     strength = _PRECEDENCE[operator]
     if _PRECEDENCE[_outermost(left)] < strength:
         left = ("(", *left, ")")
@@ -302,7 +303,7 @@ def joined(left: Tokens, operator: str, right: Tokens) -> Tokens:
 
 
 def _outermost(tokens: Tokens) -> str:
-    """The operator that is applied last; empty for a single number."""
+    """Returns the operator that is applied last; empty for a single number."""
     depth, weakest = 0, ""
     for token in tokens:
         depth += (token == "(") - (token == ")")
@@ -312,7 +313,7 @@ def _outermost(tokens: Tokens) -> str:
 
 
 def _evaluate(node: ast.expr) -> float:
-    """Raises ValueError for what is no arithmetic, and for a power that would not end."""
+    """Evaluates an expression; raises ValueError if it is not arithmetic, or a power too large to compute."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
@@ -322,7 +323,7 @@ def _evaluate(node: ast.expr) -> float:
         raise ValueError("no arithmetic")
     left, right = _evaluate(node.left), _evaluate(node.right)
     if isinstance(node.op, ast.Pow):
-        # 9**9**9**9 is four numbers, and would run until memory is out; of a negative number a root is complex
+        # 9**9**9**9 would run until memory is exhausted; a root of a negative number is complex
         if abs(right) * max(abs(left), 2).__trunc__().bit_length() > _MAX_LEGACY_BITS or (left < 0 and right % 1):
             raise ValueError("too large a power")
         return left**right

@@ -37,7 +37,7 @@ class Blackjack(TurnEnv):
 
     Args:
         config: rules; `episode_steps` above 20 counts as 20.
-        seed: of the deals, until `reset` is given another.
+        seed: of the deals, until `reset` is given another seed.
     """
 
     goal = GAMES["blackjack"][0]
@@ -52,7 +52,7 @@ class Blackjack(TurnEnv):
         self.reset(seed=seed)
 
     def begin(self) -> None:
-        """Two cards each."""
+        """Deals two cards each."""
         self._dealer, self._player = self._drawn(2), self._drawn(2)
         self._turns = 0
         self._result: float | None = None
@@ -76,7 +76,7 @@ class Blackjack(TurnEnv):
         return self._result, True, False
 
     def reference_info(self) -> dict[str, Any]:
-        """The reference's `info`: value, face and suit of each card, the dealer's hidden one too."""
+        """Returns the reference's `info`: value, face and suit of each card, including the dealer's hidden one."""
         hands = {"Dealer Card": self._dealer, "Player Card": self._player}
         return {
             name: [(min(int(rank), 10), RANKS[rank - 1], SUIT_LETTERS[suit]) for rank, suit in hand]
@@ -84,19 +84,19 @@ class Blackjack(TurnEnv):
         }
 
     def prompt(self) -> str:
-        """The same words in every turn: the cards are in the image."""
+        """Returns the same prompt in every turn: the cards are in the image."""
         return _PROMPT
 
     def is_success(self) -> bool:
-        """Whether the hand is won."""
+        """Returns whether the hand is won."""
         return self._result == 1.0
 
     def progress(self) -> float:
-        """1 for a win, 0 for a loss, 1/2 for a draw and while the hand is open."""
+        """Returns 1 for a win, 0 for a loss, 1/2 for a draw and while the hand is open."""
         return 0.5 if self._result is None else (1.0 + self._result) / 2
 
     def snapshot(self) -> FloatArray:
-        """[44]: the dealer's open card, then one's own; 0 where there is none."""
+        """Returns [44]: the dealer's open card, then one's own; 0 where there is none."""
         snapshot = np.zeros((1 + _MAX_CARDS, 2), np.float32)  # 21 aces are the longest hand that is not over
         snapshot[0] = self._dealer[0]
         shown = self._player[:_MAX_CARDS]
@@ -104,7 +104,7 @@ class Blackjack(TurnEnv):
         return snapshot.ravel()
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images [N, 300, 300, 3] of `snapshots` [N, 44]."""
+        """Returns images [N, 300, 300, 3] of `snapshots` [N, 44]."""
         hands = [
             tuple((int(rank), int(suit)) for rank, suit in key.reshape(-1, 2) if rank)
             for key in self.image_key(snapshots)
@@ -112,7 +112,7 @@ class Blackjack(TurnEnv):
         return np.stack([_paint(hand, 5 if self.rules == "legacy" else 4) for hand in hands])
 
     def get_state(self) -> dict[str, Any]:
-        """Both hands, turns, result and generator."""
+        """Returns both hands, turns, result and generator."""
         result = np.nan if self._result is None else self._result
         cards = {"dealer": self._dealer.copy(), "player": self._player.copy()}
         return cards | {"turns": self._turns, "result": float(result), "generator": self.generator_text()}
@@ -124,9 +124,9 @@ class Blackjack(TurnEnv):
         self.set_generator(str(state["generator"]))
 
     def expert_action(self) -> int:
-        """Basic strategy, as far as one may only stand or hit."""
+        """Returns the basic strategy's action, limited to stand and hit."""
         (own, is_soft), dealers = total(self._player), min(int(self._dealer[0, 0]), 10)
-        # a soft hand cannot be lost by one card; a dealer who shows 2 to 6 is likely to go over 21
+        # one more card cannot bust a soft hand; a dealer who shows 2 to 6 is likely to bust
         if is_soft:
             enough = 19 if dealers in (1, 9, 10) else 18
         elif 2 <= dealers <= 6:
@@ -136,7 +136,7 @@ class Blackjack(TurnEnv):
         return _STAND if own >= enough else _HIT
 
     def expert_thought(self) -> str:
-        """Both totals, and the choice."""
+        """Returns both totals, and the choice."""
         own, is_soft = total(self._player)
         dealers = min(int(self._dealer[0, 0]), 10)
         shown = "an ace" if dealers == 1 else str(dealers)
@@ -144,15 +144,15 @@ class Blackjack(TurnEnv):
         return f'"thoughts": "{reason}{self.action_names[self.expert_action()]}."'
 
     def _drawn(self, count: int) -> NDArray[np.int64]:
-        """[count, 2] cards of an endless deck. What counts as 10 shows as jack, queen or king."""
+        """Draws [count, 2] cards of an endless deck. A card worth 10 appears as jack, queen or king."""
         values = _DECK[self.np_random.integers(0, len(_DECK), count)]
-        # drawn for every card, wanted or not: how many numbers a deal takes does not hang on its cards
+        # drawn whether needed or not, so that the count of random numbers does not depend on the cards
         faces = self.np_random.integers(11, 14, count)
         return draw_cards(self.np_random, np.where(values == 10, faces, values))
 
 
 def total(cards: NDArray[np.int64]) -> tuple[int, bool]:
-    """The best total of `cards` [N, 2], and whether an ace counts as 11 in it."""
+    """Returns the best total of `cards` [N, 2], and whether an ace counts as 11 in it."""
     low = int(np.minimum(cards[:, 0], 10).sum())
     is_soft = bool((cards[:, 0] == 1).any()) and low + 10 <= 21
     return low + 10 * is_soft, is_soft
@@ -160,7 +160,7 @@ def total(cards: NDArray[np.int64]) -> tuple[int, bool]:
 
 @lru_cache(maxsize=64)
 def _paint(hand: tuple[tuple[int, int], ...], per_row: int) -> Frames:
-    """One image [300, 300, 3] of the dealer's open card and one's own; not to be written to.
+    """Returns one image [300, 300, 3] of the dealer's open card and the player's cards; must not be written to.
 
     A hand too long for two rows is laid closer, so that every card still shows its rank.
     """
@@ -171,7 +171,7 @@ def _paint(hand: tuple[tuple[int, int], ...], per_row: int) -> Frames:
     image.paste(card_back(_CARD_PX), (78, 25))
     pen.text((5, 130), "Player", font=font(16), fill="white")
     own = hand[1:]
-    # two rows at most, whatever the hand: with more cards than fit side by side they overlap to the right
+    # at most two rows: cards that do not fit side by side overlap to the right
     in_row = max(per_row, -(-len(own) // 2))
     pitch = width + _GAP_PX if in_row == per_row else (SIDE_PX - 5 - width) // (in_row - 1)
     for index, card in enumerate(own):

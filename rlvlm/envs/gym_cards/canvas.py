@@ -1,4 +1,4 @@
-"""Drawing of gym-cards' images: fonts, colours and playing cards. No file of the reference is used."""
+"""Drawing of gym-cards' images: fonts, colours and playing cards. Uses no file of the reference."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -15,31 +15,31 @@ TABLE = "#35654d"
 RANKS = ("A", "2", "3", "4", "5", "6", "7", "8", "9", "10", "J", "Q", "K")
 _SUITS = ("\u2663", "\u2666", "\u2665", "\u2660")  # clubs, diamonds, hearts, spades
 SUIT_LETTERS = "CDHS"
-"""As the reference names them."""
+"""One letter per suit, as in the reference."""
 _RED, _BLACK, _EDGE, _BACK = "#c00000", "black", "#808080", "#1f3f7f"
 
 
 @lru_cache(maxsize=32)
 def font(size_px: int, is_bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, the reference's font, from the copy that matplotlib ships."""
+    """Returns DejaVu Sans, the reference's font, from the copy that matplotlib ships."""
     name = "DejaVuSans-Bold.ttf" if is_bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name, size_px)
 
 
 def table() -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    """An empty card table, and a pen for it."""
+    """Returns an empty card table, and a pen for it."""
     image = Image.new("RGB", (SIDE_PX, SIDE_PX), TABLE)
     return image, ImageDraw.Draw(image)
 
 
 def draw_cards(generator: np.random.Generator, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[N, 2] rank and random suit of cards of the given ranks [N], 1 to 13."""
+    """Returns [N, 2], rank and random suit of cards of the given ranks [N], 1 to 13."""
     return np.stack([ranks, generator.integers(0, len(_SUITS), len(ranks))], axis=1)
 
 
 @lru_cache(maxsize=256)
 def card_face(rank: int, suit: int, size_px: tuple[int, int]) -> Image.Image:
-    """A card of that rank (1 to 13) and suit (0 to 3), width and height as given: a large rank above a large suit."""
+    """Returns an image of a card with a rank (1 to 13) and suit (0 to 3): a large rank above a large suit."""
     width, height = size_px
     image = Image.new("RGB", size_px, TABLE)
     pen = ImageDraw.Draw(image)
@@ -54,7 +54,7 @@ def card_face(rank: int, suit: int, size_px: tuple[int, int]) -> Image.Image:
 
 @lru_cache(maxsize=4)
 def card_back(size_px: tuple[int, int]) -> Image.Image:
-    """A card that lies face down."""
+    """Returns an image of a card that lies face down."""
     width, height = size_px
     image = Image.new("RGB", size_px, TABLE)
     pen = ImageDraw.Draw(image)

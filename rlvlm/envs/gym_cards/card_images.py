@@ -1,7 +1,7 @@
 """The games of gym-cards as ordinary Gymnasium envs, for other libraries: an image in, the index of an action out.
 
-Importing this file registers them under ids of ours, `rlvlm/NumberLine-v0` and so on, and under the reference's,
-`gym_cards/NumberLine-v0` and so on, where its own package has not; in one line:
+Importing this file registers them under our ids, `rlvlm/NumberLine-v0` and so on, and also under the reference's ids,
+`gym_cards/NumberLine-v0` and so on, unless its own package has done so; in one line:
 `gymnasium.make("rlvlm.envs.gym_cards.card_images:rlvlm/NumberLine-v0")`.
 """
 
@@ -24,8 +24,8 @@ class CardImageEnv(gym.Env[Frames, int]):
 
     Args:
         game: a task of gym-cards, e.g. `number_line`.
-        rules: as of `CardsConfig`.
-        deals: as of `CardsConfig`.
+        rules: see `CardsConfig`.
+        deals: see `CardsConfig`.
         render_mode: `rgb_array` or None.
     """
 
@@ -42,21 +42,21 @@ class CardImageEnv(gym.Env[Frames, int]):
         self._env: NumberLine | Blackjack | PointsGame = make_env(game, config, 0)
         self.render_mode = render_mode
         self.action_names = self._env.action_names
-        """Meaning of the indices."""
+        """Action words in the order of their indices."""
         self.observation_space = gym.spaces.Box(0, 255, (*self._env.image_px, 3), np.uint8)
         self.action_space = gym.spaces.Discrete(len(self.action_names))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Frames, dict[str, Any]]:
-        """First image and info of a new episode; `options` is not used."""
+        """Returns first image and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
-        # an own seed for the env in turns, so that episodes after a seeded one follow from it too
+        # the inner env gets a seed of its own, so that episodes after a seeded one are reproducible too
         if seed is None and self._np_random is not None:
             seed = int(self.np_random.integers(2**31))
         self._env.reset(seed=seed)
         return self.render(), self._info()
 
     def step(self, action: int | np.integer) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Image, reward, terminated, truncated, info.
+        """Returns image, reward, terminated, truncated, info.
 
         Raises:
             ValueError: there is no such action.
@@ -68,11 +68,11 @@ class CardImageEnv(gym.Env[Frames, int]):
         return self.render(), reward, terminated, truncated, self._info()
 
     def render(self) -> Frames:  # pyright: ignore[reportIncompatibleMethodOverride] - always one image
-        """The present image."""
+        """Returns the present image."""
         return self._env.draw(self._env.snapshot()[None])[0]
 
     def _info(self) -> dict[str, Any]:
-        """The env's info with the reference's keys, and with what a text wrapper needs: the env's words."""
+        """Returns the inner env's info with the reference's keys, and the action words that a text wrapper needs."""
         return self._env.info() | self._env.reference_info() | {"prompt": self._env.prompt()}
 
 

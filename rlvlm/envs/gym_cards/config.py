@@ -8,7 +8,7 @@ from rlvlm.envs.config import TurnEnvConfig
 
 @dataclass(frozen=True, kw_only=True)
 class CardsConfig(TurnEnvConfig):
-    """gym-cards."""
+    """Settings of gym-cards."""
 
     deals: Literal["any", "solvable"] = "any"
-    """Hands of games that may be impossible to win: any, as the reference deals, or solvable ones only."""
+    """Deals of games that may be impossible to win: any, as the reference deals, or solvable ones only."""

@@ -30,4 +30,4 @@ IDS = {
 }
 """The reference's names in Gymnasium."""
 OWN_IDS = {_id.replace("gym_cards/", "rlvlm/"): _game for _id, _game in IDS.items()}
-"""Names that are ours alone: where the reference's package was imported first, its ids stay its own."""
+"""Ids of our own: if the reference's package was imported first, it keeps the ids above."""

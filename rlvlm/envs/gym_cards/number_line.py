@@ -33,7 +33,7 @@ class NumberLine(TurnEnv):
 
     Args:
         config: rules; `episode_steps` above 10 counts as 10.
-        seed: of the episodes, until `reset` is given another.
+        seed: of the episodes, until `reset` is given another seed.
     """
 
     goal = GAMES["number_line"][0]
@@ -49,7 +49,7 @@ class NumberLine(TurnEnv):
         self.reset(seed=seed)
 
     def begin(self) -> None:
-        """Both numbers are drawn; equal ones are told apart as the reference does."""
+        """Draws both numbers; equal ones are separated as in the reference."""
         self._current, self._target = (int(number) for number in self.np_random.integers(0, _LAST + 1, 2))
         if self._current == self._target:  # an episode that begins with success would teach nothing
             self._target = (self._target + 1) % _LAST
@@ -67,35 +67,35 @@ class NumberLine(TurnEnv):
         return reward, after == 0, after > 0 and self._turns >= self._max_turns
 
     def reference_info(self) -> dict[str, Any]:
-        """The reference's `info`."""
+        """Returns the reference's `info`."""
         return {"Target": self._target, "Current": self._current}
 
     def prompt(self) -> str:
-        """The same words in every turn: the numbers stand in the image."""
+        """Returns the same prompt in every turn: the numbers are in the image."""
         return _PROMPT
 
     def is_success(self) -> bool:
-        """Whether the current number is the target."""
+        """Returns whether the current number is the target."""
         return self._current == self._target
 
     def progress(self) -> float:
-        """Share of the way that is done."""
+        """Returns the share of the distance that is done."""
         return max(0.0, 1.0 - abs(self._target - self._current) / self._first_distance)
 
     def turns_left(self) -> int:
-        """The distance."""
+        """Returns the distance to the target."""
         return abs(self._target - self._current)
 
     def snapshot(self) -> FloatArray:
-        """[2]: current number and target."""
+        """Returns [2]: current number and target."""
         return np.array([self._current, self._target], np.float32)
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images [N, 300, 300, 3] of `snapshots` [N, 2]."""
+        """Returns images [N, 300, 300, 3] of `snapshots` [N, 2]."""
         return np.stack([_paint(int(current), int(target)) for current, target in self.image_key(snapshots)])
 
     def get_state(self) -> dict[str, Any]:
-        """Numbers, turns and generator."""
+        """Returns numbers, turns and generator."""
         numbers = np.array([self._current, self._target, self._first_distance, self._turns])
         return {"numbers": numbers, "generator": self.generator_text()}
 
@@ -104,11 +104,11 @@ class NumberLine(TurnEnv):
         self.set_generator(state["generator"])
 
     def expert_action(self) -> int:
-        """The sign rule."""
+        """Returns the sign that leads to the target."""
         return int(self._target > self._current)
 
     def expert_thought(self) -> str:
-        """Both numbers, and which is larger."""
+        """Returns both numbers and a comparison."""
         is_larger = self._target > self._current
         reason = f"The target is {'larger' if is_larger else 'smaller'}, so I {'add' if is_larger else 'subtract'} one."
         return f'"current number": {self._current}, "target number": {self._target}, "thoughts": "{reason}"'
@@ -116,7 +116,7 @@ class NumberLine(TurnEnv):
 
 @lru_cache(maxsize=(_LAST + 1) ** 2)
 def _paint(current: int, target: int) -> Frames:
-    """One image [300, 300, 3]; not to be written to."""
+    """Returns one image [300, 300, 3]; must not be written to."""
     image = Image.new("RGB", (SIDE_PX, SIDE_PX), "white")
     pen = ImageDraw.Draw(image)
     pen.text((30, 60), f"Target: {target}", font=font(36, is_bold=True), fill="black")

@@ -25,7 +25,7 @@ from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.gym_cards.search import search
 
-_BLANK = " "  # what stands in a formula for a number that is not on the table, or was used already
+_BLANK = " "  # stands in a formula for a number that is not on the table or was already used
 _WON, _LOST = 10.0, -1.0
 _NUMBERS = tuple(str(number) for number in range(1, 11))
 
@@ -39,7 +39,7 @@ class PointsGame(TurnEnv):
 
     Args:
         config: rules and deals; `episode_steps` may end an episode before the game does.
-        seed: of the deals, until `reset` is given another.
+        seed: of the deals, until `reset` is given another seed.
     """
 
     image_px = (SIDE_PX, SIDE_PX)
@@ -47,7 +47,7 @@ class PointsGame(TurnEnv):
     num_cards: ClassVar[int]
     target: ClassVar[int]
     max_entries: ClassVar[int]
-    """With more entries than this the next turn is the last, whatever is written."""
+    """Once the formula has more entries than this, the next turn is the last."""
 
     def __init__(self, config: CardsConfig, seed: int) -> None:
         self.rules, self.split = config.rules, config.split
@@ -58,23 +58,23 @@ class PointsGame(TurnEnv):
         self.reset(seed=seed)
 
     def deal(self) -> NDArray[np.int64]:
-        """[num_cards] ranks of a new hand, 1 to 13."""
+        """Returns [num_cards] ranks of a new hand, 1 to 13."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Deals a hand; one that can be solved, where that is wanted."""
+        """Deals a hand, a solvable one if the settings ask for it."""
         ranks = self.deal()
-        # whole deals are thrown away, so that hands that can be solved keep the odds that they have among themselves
+        # unsolvable deals are redrawn whole, so that solvable hands keep their relative frequencies
         while self._must_be_solvable and not self._completion((), ranks):
             ranks = self.deal()
         self._cards = draw_cards(self.np_random, ranks)
-        prepare(tuple(sorted(self._numbers())), self._symbols)  # here and not in the middle of an episode
+        prepare(tuple(sorted(self._numbers())), self._symbols)  # here rather than in the middle of an episode
         self._entries: list[str] = []
         self._turns = 0
         self._is_won = False
 
     def start_key(self, first: FloatArray) -> bytes:
-        """The numbers of the hand, in whatever order and suits: what makes a hand easy or hard."""
+        """Returns the numbers of the hand, sorted: order and suits do not change how hard it is."""
         return bytes(sorted(min(int(rank), 10) for rank in first[: 2 * self.num_cards : 2]))
 
     def act(self, action: int | None) -> Outcome:
@@ -98,13 +98,13 @@ class PointsGame(TurnEnv):
         return (_LOST if is_missing else 0.0), False, is_late
 
     def reference_info(self) -> dict[str, Any]:
-        """The reference's `info`: names of the cards, their numbers, and the formula's entries."""
+        """Returns the reference's `info`: names of the cards, their numbers, and the formula's entries."""
         names = [SUIT_LETTERS[suit] + RANKS[rank - 1].replace("10", "T") for rank, suit in self._cards]
         formula = [int(entry) if entry in _NUMBERS else entry for entry in self._entries]
         return {"Cards": names, "Numbers": self._numbers(), "Formula": formula}
 
     def prompt(self) -> str:
-        """The task, with the formula so far."""
+        """Returns the task, with the formula so far."""
         cards = {2: "two", 4: "four"}[self.num_cards]
         return (
             f"You are an expert at card games. The picture shows {cards} cards and the formula so far. Write a formula "
@@ -116,35 +116,35 @@ class PointsGame(TurnEnv):
         )
 
     def prompt_fields(self) -> dict[str, str]:
-        """The formula so far, too."""
+        """Returns these fields and `formula`, the formula so far."""
         return super().prompt_fields() | {"formula": self.formula_text()}
 
     def is_success(self) -> bool:
-        """Whether the formula was ended and has the wanted value."""
+        """Returns whether the formula was ended and has the wanted value."""
         return self._is_won
 
     def progress(self) -> float:
-        """1 when won; otherwise the share of symbols of a shortest right formula that stand, 0 if none can follow."""
+        """Returns 1 if won; else the share of a shortest right formula already written, 0 if there is none."""
         if self._is_won:
             return 1.0
         rest = self._completion(self._tokens(), self._cards[:, 0])
         return 0.0 if rest is None else len(self._tokens()) / (len(self._tokens()) + len(rest) + 1)
 
     def snapshot(self) -> FloatArray:
-        """[S]: ranks and suits, then the formula."""
+        """Returns [S]: ranks and suits, then the formula."""
         codes = np.zeros(self.max_entries + 1, np.float32)
         for index, entry in enumerate(self._entries):
             codes[index] = 1 if entry == _BLANK else 2 + self.action_names.index(entry)
         return np.concatenate([self._cards.ravel().astype(np.float32), codes])
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images [N, 300, 300, 3] of `snapshots` [N, S]."""
+        """Returns images [N, 300, 300, 3] of `snapshots` [N, S]."""
         images = []
         for key in self.image_key(snapshots):
             cards, codes = key[: 2 * self.num_cards].reshape(-1, 2), key[2 * self.num_cards :]
             hand = tuple((int(rank), int(suit)) for rank, suit in cards)
             entries = [_BLANK if code == 1 else self.action_names[code - 2] for code in codes if code]
-            image = _laid_out(hand).copy()  # the cards stay while the formula grows
+            image = _laid_out(hand).copy()  # the cards stay the same while the formula grows
             self.write(image, entries)
             images.append(np.asarray(image))
         return np.stack(images)
@@ -167,16 +167,16 @@ class PointsGame(TurnEnv):
         self.set_generator(str(state["generator"]))
 
     def expert_action(self) -> int:
-        """The next symbol of the expert's formula; `=` at once where none can follow, which costs least."""
+        """Returns the next symbol of the expert's formula; `=`, which costs least, if no formula is possible."""
         rest = self.plan()[1]
         return self.action_names.index(rest[0] if rest else "=")
 
     def plan(self) -> tuple[str, Tokens | None]:
-        """The expert's working, in writing, and the symbols still to be appended; None where none helps."""
+        """Returns the expert's reasoning, and the symbols still to be appended; None if no formula is possible."""
         return "", self._completion(self._tokens(), self._cards[:, 0])
 
     def expert_thought(self) -> str:
-        """The numbers, the formula so far, what is worked out, and the whole formula that it is to become."""
+        """Returns the numbers, the formula so far, the reasoning, and the whole formula intended."""
         formula, symbol = self.formula_text(), self.action_names[self.expert_action()]
         working, rest = self.plan()
         whole = " ".join((*self._tokens(), *(rest or ())))
@@ -191,18 +191,18 @@ class PointsGame(TurnEnv):
         return f'"cards": {numbers}, "current formula": {json.dumps(formula)}, "thoughts": {json.dumps(reason)}'
 
     def formula_text(self) -> str:
-        """The formula as the image shows it."""
+        """Returns the formula as the image shows it."""
         return " ".join(self._entries)
 
     def _tokens(self) -> Tokens:
         return tuple(entry for entry in self._entries if entry != _BLANK)
 
     def _numbers(self) -> list[int]:
-        """Numbers of the cards, from left to right."""
+        """Returns numbers of the cards, from left to right."""
         return [min(int(rank), 10) for rank in self._cards[:, 0]]
 
     def _left(self, entries: Sequence[str], ranks: NDArray[np.int64]) -> Counter[int]:
-        """How often each number of a hand may still be used behind `entries`."""
+        """Returns how often each number of a hand may still be used after `entries`."""
         return Counter(min(int(rank), 10) for rank in ranks) - Counter(
             int(entry) for entry in entries if entry in _NUMBERS
         )
@@ -222,7 +222,7 @@ class EZPoints(PointsGame):
     action_names = (*_NUMBERS, "+", "*", "=")
 
     def deal(self) -> NDArray[np.int64]:
-        """A first rank from 2 to king, and the number that makes 12 with it: by `*` in half of the cases it can."""
+        """Draws a first rank from 2 to king and the number that makes 12 with it: by `*` in half of such cases."""
         rank = int(self.np_random.integers(2, 14))
         number = min(rank, 10)
         is_product = number in (2, 3, 4, 6) and self.np_random.random() < 0.5
@@ -230,7 +230,7 @@ class EZPoints(PointsGame):
         return ranks[::-1] if self.np_random.random() < 0.5 else ranks
 
     def write(self, image: Image.Image, entries: list[str]) -> None:
-        """One line below the cards."""
+        """Writes one line below the cards."""
         ImageDraw.Draw(image).text((10, 258), "Formula: " + " ".join(entries), font=font(20), fill="white")
 
 
@@ -240,18 +240,18 @@ class Points24(PointsGame):
     goal = GAMES["points24"][0]
     num_cards, target, max_entries = 4, 24, 20
     num_starts = 715
-    """Four of ten numbers, in any order, each as often as may be."""
+    """Number of sets of four numbers out of ten, with repetition."""
     action_names = (*_NUMBERS, "+", "-", "*", "/", "(", ")", "=")
 
     def deal(self) -> NDArray[np.int64]:
-        """Four ranks, each of the thirteen equally likely."""
+        """Draws four ranks, each of the thirteen equally likely."""
         return self.np_random.integers(1, 14, self.num_cards)
 
     def plan(self) -> tuple[str, Tokens | None]:
-        """The search from the empty formula, as long as what stands agrees with it; else what completes it."""
+        """Returns the search from the empty formula as long as the entries agree with it; else a completion of them."""
         numbers, stands = self._numbers(), self._tokens()
         found = search(tuple(numbers))
-        # after a blank, or another beginning than the search found, only that formula is left which completes it
+        # after a blank, or a beginning other than the search's, only a completion of the entries can help
         if len(stands) < len(self._entries) or stands != (found.formula or ())[: len(stands)]:
             return super().plan()
         working = "; ".join(found.steps) + ". "
@@ -260,7 +260,7 @@ class Points24(PointsGame):
         return f"{working}{' '.join(found.draft)}. ", found.formula[len(stands) :]
 
     def write(self, image: Image.Image, entries: list[str]) -> None:
-        """The word, and below it the formula, on two lines where it is long."""
+        """Writes the word and, below it, the formula, on two lines if it is long."""
         pen, lines = ImageDraw.Draw(image), [" ".join(entries)]
         pen.text((10, 210), "Formula:", font=font(16), fill="white")
         if self.rules == "strict" and pen.textlength(lines[0], font=font(16)) > SIDE_PX - 20:
@@ -272,7 +272,7 @@ class Points24(PointsGame):
 
 @lru_cache(maxsize=64)
 def _laid_out(hand: tuple[tuple[int, int], ...]) -> Image.Image:
-    """The table with the cards of a hand (rank and suit each) side by side; not to be written to."""
+    """Returns the table with the cards of a hand (rank and suit each) side by side; must not be written to."""
     image, _ = table()
     width = int(SIDE_PX / len(hand) * 0.9)
     height = width * 7 // 5

@@ -1,8 +1,8 @@
-"""A search for 24 that fits in one line: join two numbers of four, then look what two of the three left over make.
+"""A search for 24 that fits in one line: combine two of four numbers, then see what the three numbers left can make.
 
-A policy that has to name a formula at once must know it by heart, and there are only 715 hands. Written so, each word
-follows from a few before it: the joints are tried in one order, each under its letter, the last step is seen from two
-numbers, and the formula is put together one number at a time.
+A policy that names a formula at once must know it by heart, and there are only 715 hands. Written as a search, each
+word follows from a few before it: combinations are tried in a fixed order, each under its letter, the last step is
+visible from two numbers, and the formula is put together one number at a time.
 """
 
 import operator
@@ -15,16 +15,16 @@ from string import ascii_letters
 from rlvlm.envs.gym_cards.arithmetic import Tokens, joined
 
 _TARGET = 24
-# joints of the first round, after which a search that found nothing ends, so that it does not grow without end
+# combinations of the first round after which a search that found nothing ends, to bound its length
 _MOST_TRIED = 14
 
 _APPLIED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 _Item = tuple[Fraction, Tokens]  # a number, and the formula that makes it
 
-# Places of two cards, as dealt, and what is done with their numbers, the greater first; `\\` divides the smaller by the
-# greater. In a thought they are called A, B, C, ... a, b, c, d. Each solves most of what the ones before it leave; the
-# first that leads to 24 comes third or fourth on average. A hand has as many searches as it has orders.
+# Positions of two cards, as dealt, and the operation on their numbers, the greater first; `\\` divides the smaller by
+# the greater. In a thought they are called A, B, C, ... a, b, c, d. Each solves most hands that the ones before it
+# leave unsolved; on average the third or fourth leads to 24. A hand has as many searches as orders.
 _JOINTS = (
     (2, 3, "-"), (2, 3, "+"), (0, 1, "-"), (0, 2, "-"), (1, 3, "/"), (0, 3, "-"), (0, 2, "/"), (1, 3, "-"),
     (1, 2, "/"), (1, 2, "-"), (0, 1, "+"), (0, 1, "/"), (1, 2, "+"), (2, 3, "/"), (0, 3, "/"), (1, 3, "+"),
@@ -39,22 +39,22 @@ class Search:
     """Attempts of a search, and its result."""
 
     steps: tuple[str, ...]
-    """`A 10-4=6 8 3, 6: 11 5 24, 8: 9 3 18 2, 3: 14 2 48`: the joint's letter, the joint and what is left beside it,
-    and then for each of the three numbers what the other two make. The last step breaks off where 24 is in sight:
-    `3, 6-3=3, 8*3=24`."""
+    """Written steps, e.g. `A 10-4=6 8 3, 6: 11 5 24, 8: 9 3 18 2, 3: 14 2 48`: the letter and the combination, the
+    numbers left beside it, then for each of the three numbers the results of the other two. The last step stops once 24
+    is in sight: `3, 6-3=3, 8*3=24`."""
     draft: Tokens | None
-    """The formula while the joint is one number in it: `8 * ( 6 - 3 )`. None where nothing was found."""
+    """Formula with the combined numbers as one number: `8 * ( 6 - 3 )`. None if nothing was found."""
     formula: Tokens | None
-    """Makes 24; None where nothing does."""
+    """Formula of value 24; None if nothing was found."""
 
 
 @lru_cache(maxsize=1_024)
 def search(numbers: tuple[int, ...]) -> Search:
-    """The search through a hand of four `numbers`, as dealt.
+    """Returns the search through a hand of four `numbers`, as dealt.
 
-    A first round tries joints of whole results, of which only differences, sums and quotients are mentioned where they
-    lead nowhere: nineteen of twenty deals that can be solved need no others. A second round tries what is left, and
-    mentions only what it finds. Joints that leave equal numbers are tried once.
+    A first round tries combinations with whole results; of those that fail only differences, sums and quotients are
+    written. Nineteen of twenty solvable deals need no others. A second round tries the rest and writes only what it
+    finds. Combinations that leave equal numbers are tried once.
     """
     items = [(Fraction(number), (str(number),)) for number in numbers]
     written: list[str] = []
@@ -67,7 +67,7 @@ def search(numbers: tuple[int, ...]) -> Search:
             value, formula = _join(*pair)
             others = [item for index, item in enumerate(items) if index not in (i, j)]
             left = tuple(sorted((value, *(number for number, _ in others))))
-            # items that a first round passes over are not marked as seen: the second comes back to them
+            # combinations skipped by the first round are not marked as seen, so that the second round tries them
             if left in seen or (is_first_round and (value.denominator > 1 or turn >= _MOST_TRIED)):
                 continue
             seen.add(left)
@@ -76,13 +76,13 @@ def search(numbers: tuple[int, ...]) -> Search:
             if is_first_round or draft is not None:
                 written.append(step)
             if draft is not None:
-                # once more, with the joint spelt out: brackets are needed or not according to what stands inside
+                # once more with the combination spelt out: its brackets depend on the tokens inside
                 return Search(tuple(written), draft, _look("", ((value, formula), *others))[1])
     return Search(tuple(written), None, None)
 
 
 def _look(step: str, three: tuple[_Item, ...]) -> tuple[str, Tokens | None]:
-    """`step` continued by what two of three numbers make beside the third, up to what makes 24 with it."""
+    """Appends to `step`, for each of three numbers, the results of the other two, up to a result that makes 24."""
     for place, third in enumerate(three):
         first, second = (item for index, item in enumerate(three) if index != place)
         step += f", {third[0]}:"
@@ -99,7 +99,7 @@ def _look(step: str, three: tuple[_Item, ...]) -> tuple[str, Tokens | None]:
 
 
 def _made(first: _Item, second: _Item) -> Iterator[tuple[str, _Item]]:
-    """Sum, difference, product, and the quotient where it is whole, of two numbers, each with its equation."""
+    """Yields sum, difference, product and, if whole, quotient of two numbers, each with its equation."""
     great, small = (first, second) if first[0] >= second[0] else (second, first)
     is_whole = small[0] != 0 and (great[0] / small[0]).denominator == 1
     for symbol in "+-*/" if is_whole else "+-*":
@@ -111,7 +111,7 @@ def _equation(left: _Item, symbol: str, right: _Item) -> str:
 
 
 def _shown(number: Fraction) -> str:
-    """In a formula."""
+    """Returns the number as written in a formula."""
     return str(number) if number.denominator == 1 else f"({number})"
 
 

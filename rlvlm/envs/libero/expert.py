@@ -1,9 +1,9 @@
-"""A script that picks things up and puts them where a LIBERO task wants them, turns knobs, and opens and shuts drawers,
-from the simulator's truth.
+"""A script that solves LIBERO tasks from the simulator's truth: it picks up and places things, turns knobs, and opens
+and shuts drawers.
 
-It goes through legs: over the thing, down, close, up, across, down, open, away; a knob is turned and a drawer drawn in
-place of up, across and down. It begins again where a thing was dropped or missed, or lies elsewhere than it should.
-Doors are beyond it.
+It works in legs: over the thing, down, close, up, across, down, open, away; for a knob or a drawer, turning or
+pulling replaces up, across and down. It starts over when a thing was dropped, missed, or lies in the wrong place.
+It cannot handle doors.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
@@ -23,28 +23,28 @@ from rlvlm.envs.robosuite.grasping import plan_grasp, surface_points
 
 _SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
 _BAR_M = 0.02  # depth of a drawer's handle, its outermost part
-_KNOB_M = 0.03  # height of a knob's upper part, by which it is taken
-_BEYOND_M, _BEYOND_RAD = 0.03, 0.35  # how much farther a hand goes than would be enough
-# by how much the hand points below the horizontal at a drawer's handle: a pull wants the fingers above and below it,
-# a push room for the wrist
+_KNOB_M = 0.03  # height of a knob's upper part, where it is grasped
+_BEYOND_M, _BEYOND_RAD = 0.03, 0.35  # overshoot of the hand beyond what would suffice
+# angle of the hand below the horizontal at a drawer's handle: to pull, fingers go above and below it; to push, the
+# wrist needs room
 _STEEP = {"open": math.radians(20.0), "close": math.radians(55.0)}
 _UP = np.array([0.0, 0.0, 1.0])
 
 
 def is_drawer(scene: LiberoScene, name: str) -> bool:
-    """Whether the region `name` is the inside of a drawer, open or shut."""
+    """Returns whether the region `name` is the inside of a drawer, open or shut."""
     region = scene.env.object_sites_dict.get(name)
     joints = None if region is None else region.joints
     return any(scene.model.joint(joint).type[0] == _SLIDE for joint in joints or ())
 
 
 class _Jointed:
-    """The body on a joint, as the scene has it now.
+    """A body on a joint, in the scene's present state.
 
     Args:
-        scene: whose positions in world coordinates are up to date.
-        verb: action on it.
-        name: of the fixture that it belongs to, or of the region inside of it.
+        scene: scene whose positions in world coordinates are up to date.
+        verb: action to perform on it.
+        name: fixture that it belongs to, or region inside of it.
     """
 
     def __init__(self, scene: LiberoScene, verb: str, name: str) -> None:
@@ -59,12 +59,12 @@ class _Jointed:
         """[3] axis of the joint, in the world."""
 
     def bounds(self, verb: str) -> tuple[float, float]:
-        """The joint's positions between which the benchmark calls `verb` done."""
+        """Returns the joint positions between which the benchmark considers `verb` done."""
         low, high = sorted(self._ranges[f"default_{verb}_ranges"])
         return low, high
 
     def points(self) -> Doubles:
-        """[N, 3] of its surface, in the world."""
+        """Returns [N, 3] points of its surface, in the world."""
         return surface_points(self.scene.model, self.scene.data, self._body)
 
 
@@ -72,14 +72,14 @@ class Knob(_Jointed):
     """A knob that is turned from above: `turnon` or `turnoff`."""
 
     def bar(self) -> Doubles:
-        """[N, 3] points of the upper part, which fits between two fingers."""
+        """Returns [N, 3] points of the upper part, which fits between two fingers."""
         points = self.points()
         return points[points[:, 2] > points[:, 2].max() - _KNOB_M]
 
     def turned(self, across: Doubles) -> Doubles:
-        """[2] where the fingers' direction `across` [2] points once the knob is turned far enough."""
+        """Returns [2], the fingers' direction, now `across` [2], once the knob is turned far enough."""
         low, high = self.bounds(self._verb)
-        # a little beyond the bound that comes first, but not out at the other one
+        # a little beyond the nearer bound, but not past the other one
         wanted = min(low + _BEYOND_RAD, high) if self.position < low else max(high - _BEYOND_RAD, low)
         turn = (wanted - self.position) * float(np.sign(self.axis[2]))  # seen from above, whichever way the axis points
         x, y = across
@@ -91,38 +91,38 @@ class Drawer(_Jointed):
 
     @property
     def out(self) -> Doubles:
-        """[3] the direction in which it opens."""
+        """Returns [3], the direction in which the drawer opens."""
         return self.axis * float(np.sign(sum(self.bounds("open"))))  # joints count outwards or inwards
 
     def handle(self) -> Doubles:
-        """[3] the middle of its handle."""
+        """Returns [3], the middle of its handle."""
         points, out = self.points(), self.out
         bar = points[points @ out > (points @ out).max() - _BAR_M]
         return (bar.max(axis=0) + bar.min(axis=0)) / 2
 
     def way(self) -> Doubles:
-        """[3] how far the handle has yet to go, and a little more."""
+        """Returns [3], the way that the handle has yet to go, and a little more."""
         missing = abs(sum(self.bounds(self._verb)) / 2 - self.position) + _BEYOND_M
         return self.out * (missing if self._verb == "open" else -missing)
 
     def pointing(self) -> Doubles:
-        """[3] where the hand points: at the drawer, and down."""
+        """Returns [3], where the hand should point: at the drawer, and down."""
         steep = _STEEP[self._verb]
         return -math.cos(steep) * self.out - math.sin(steep) * _UP
 
     def fingers(self) -> Doubles:
-        """[3] from finger to finger: above and below the handle to pull it, side by side to push."""
+        """Returns [3], from finger to finger: above and below the handle to pull it, side by side to push."""
         sideways = np.cross(self.out, _UP)
         return np.cross(sideways, self.pointing()) if self._verb == "open" else sideways
 
 
 OPEN, CLOSED = 1.0, 0.0
 PUTS, TURNS, DRAWS = ("on", "in"), ("turnon", "turnoff"), ("open", "close")
-"""Goals that ask for a thing to be put, a knob to be turned, a drawer to be moved."""
-# in which goals are worked at: what a drawer is to hold goes in between
+"""Goals by kind: to put a thing somewhere, to turn a knob, to move a drawer."""
+# order in which goals are worked on: things to be put into a drawer go between opening and shutting it
 _ORDER = ("open", "turnon", "turnoff", "on", "in", "close")
 APPROACH, HOVER, TURN, DESCEND, CLOSE, LIFT, CARRY, LOWER, RELEASE, LEAVE, TWIST, DRAW = range(12)
-# env steps that a leg may take at most
+# maximum env steps of each leg
 _LEG_STEPS = {
     APPROACH: 60,
     HOVER: 60,
@@ -137,42 +137,42 @@ _LEG_STEPS = {
     TWIST: 40,
     DRAW: 40,
 }
-# how near the hand has to come to a leg's end; the others end by their time
+# how near the hand must come to a leg's end; the other legs end by time
 _NEAR_M = {APPROACH: 0.03, HOVER: 0.015, DESCEND: 0.006, LIFT: 0.03, CARRY: 0.012, LOWER: 0.01, LEAVE: 0.03, DRAW: 0.01}
-_SLIPPED_M = 0.05  # a thing that has moved so much against the hand is not held any more
-_BEFORE_M = 0.12  # from which distance the hand goes to a handle
+_SLIPPED_M = 0.05  # a thing that has moved this far in the hand has slipped
+_BEFORE_M = 0.12  # distance from which the hand approaches a handle
 _GAIN = 2.0 / 0.05  # action per metre of distance: at 2.5 cm it is at full speed
-_ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])  # noise of turns is a third of that of places
+_ASIDE = np.array([1, 1, 1, 0.3, 0.3, 0.3])  # noise of rotations is a third of that of positions
 
 
 @dataclass(slots=True)
 class ScriptMemory:
-    """Memory of the script from step to step."""
+    """State of the script between steps."""
 
     goal: int = -1
-    """The goal that is worked at; -1 before one is chosen."""
+    """Goal being worked on; -1 before the first choice."""
     leg: int = APPROACH
     steps: int = 0
     """Steps of the leg so far."""
     place: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """Position of the grasp, and later of the hand when the leg began."""
+    """Position of the grasp; later, the hand's position when the leg began."""
     across: tuple[float, ...] = (0.0, 1.0)
     hover: float = 0.0
-    """Height from which it descends."""
+    """Height from which the hand descends."""
     offset: tuple[float, ...] = (0.0, 0.0, 0.0)
-    """From the hand to the thing when it was taken."""
+    """Vector from the hand to the thing when it was grasped."""
     below: float = 0.0
-    """How far the thing reaches below the hand."""
+    """How far the thing extends below the hand."""
 
     def to_array(self) -> Doubles:
-        """[13]."""
+        """Returns the memory as [13] numbers."""
         return np.array(
             [self.goal, self.leg, self.steps, *self.place, *self.across, self.hover, *self.offset, self.below]
         )
 
     @classmethod
     def from_array(cls, numbers: Doubles) -> Self:
-        """The memory in an array of `to_array`."""
+        """Restores a memory from the array of `to_array`."""
         values = numbers.tolist()
         goal, leg, steps = map(int, values[:3])
         place, across, offset = tuple(values[3:6]), tuple(values[6:8]), tuple(values[9:12])
@@ -180,9 +180,9 @@ class ScriptMemory:
 
 
 def has_script(scene: LiberoScene) -> bool:
-    """Whether a task asks for nothing but putting things somewhere, turning knobs, opening and shutting drawers.
+    """Returns whether the script can solve the task: only placing things, turning knobs, opening and shutting drawers.
 
-    Positions in world coordinates are up to date.
+    Positions in world coordinates must be up to date.
     """
 
     def can(verb: str, name: str, target: str = "") -> bool:
@@ -195,11 +195,11 @@ def has_script(scene: LiberoScene) -> bool:
 
 
 class Script:
-    """Plays the scene's present state, whose positions in world coordinates are up to date.
+    """Plays from the scene's present state, whose positions in world coordinates are up to date.
 
     Args:
         scene: driven by the caller.
-        memory: of the steps before; changed with every step.
+        memory: memory of the steps before; updated by every step.
     """
 
     def __init__(self, scene: LiberoScene, memory: ScriptMemory) -> None:
@@ -210,12 +210,12 @@ class Script:
         self._fingers = [scene.model.body(f"gripper0_{side}finger").id for side in ("left", "right")]
 
     def act(self, noise: float, rng: np.random.Generator) -> FloatArray:
-        """[7] the next action, the gripper 1 for open and 0 for closed."""
+        """Returns [7], the next action, the gripper 1 for open and 0 for closed."""
         memory = self._memory
         if memory.goal < 0:
             self._choose()
         place, grip = self._leg()
-        # legs that are over take no step; one round of them at most, or a goal without hope would be chosen for ever
+        # legs that are finished take no step; at most one round, or a hopeless goal would be chosen for ever
         for _ in _LEG_STEPS:
             if not self._is_over(place):
                 break
@@ -230,25 +230,25 @@ class Script:
         return np.clip(action, [-1.0] * 6 + [0.0], 1.0).astype(np.float32)
 
     def _is_over(self, place: Doubles) -> bool:
-        """Whether the leg that leads to `place` is."""
+        """Returns whether the leg that leads to `place` is finished."""
         memory = self._memory
         if memory.steps >= _LEG_STEPS[memory.leg]:
             return True
-        if memory.leg == TURN and self._verb in DRAWS:  # the whole hand is turned, and not its yaw alone
+        if memory.leg == TURN and self._verb in DRAWS:  # the whole hand is rotated, not only its yaw
             return bool(np.linalg.norm(self._turning()) < 0.2)
         if memory.leg in (TURN, TWIST):
             return bool(abs(self._across_now() @ memory.across) > 0.995)
         return bool(np.linalg.norm(place - self.scene.arm.place) < _NEAR_M.get(memory.leg, 0.0))
 
     def _choose(self) -> None:
-        """Takes up the first goal that is not reached, with a grasp for its thing."""
+        """Selects the first goal that is not reached, and a grasp for its thing."""
         memory, scene = self._memory, self.scene
-        # chosen anew whenever a leg comes to nothing, so what a mishap has undone is done again
+        # chosen again after every failure, so that goals undone by an accident are redone
         unmet = [index for index, goal in enumerate(self._goals) if not self._is_reached(goal)]
         unmet.sort(key=lambda index: _ORDER.index(self._goals[index][0]))
         memory.goal, memory.leg, memory.steps = (unmet or [0])[0], APPROACH, 0
         verb, thing, *_ = self._goals[memory.goal]
-        if verb in DRAWS:  # a handle is where the drawer is: it is looked for at each step
+        if verb in DRAWS:  # a handle moves with its drawer: it is located at each step
             return
         others = [self._points(name) for name in scene.env.obj_body_id if name != thing]
         obstacles = np.concatenate(others) if others else np.empty((0, 3))
@@ -258,7 +258,7 @@ class Script:
         memory.hover = max(grasp.top + 0.06, grasp.place[2] + 0.08)
 
     def _is_reached(self, goal: Sequence[str]) -> bool:
-        """Whether nothing is to be done for it: a drawer is opened only for what is not in it yet."""
+        """Returns whether a goal needs nothing more: a drawer is opened only for things that are not in it yet."""
         scene = self.scene
         if goal in scene.goals:
             return scene.is_reached(goal)
@@ -266,13 +266,13 @@ class Script:
         return is_full or not scene.is_shut(goal[1])
 
     def _leg(self) -> tuple[Doubles, float]:
-        """Target of the hand now, and its gripper."""
+        """Returns the hand's target and the gripper's for the present leg."""
         if self._verb in DRAWS:
             return self._drawing_leg()
         memory, arm = self._memory, self.scene.arm
         x, y, z = memory.place
         thing = self._goals[memory.goal][1]
-        if memory.leg == APPROACH:  # level, or the hand would sweep things away on its way down
+        if memory.leg == APPROACH:  # level first, or the hand would sweep things away on its way down
             return np.array([x, y, max(memory.hover, arm.place[2] - 0.01)]), OPEN
         if memory.leg in (HOVER, TURN):
             return np.array([x, y, memory.hover]), OPEN
@@ -282,16 +282,16 @@ class Script:
             return np.array([x, y, self._carrying_height()]), CLOSED
         if memory.leg in (CARRY, LOWER):
             target, top, is_inside = self._target()
-            # the thing and not the hand is to be there: it may have slid between the fingers since it was taken
+            # the thing, not the hand, must be there: it may have slid between the fingers since the grasp
             hold = self.scene.place_of(thing) - arm.place
             height = self._carrying_height()
-            if memory.leg == LOWER:  # onto something it is set down; into something it is dropped from near its floor
+            if memory.leg == LOWER:  # set down on a surface; dropped from near the floor into a container
                 drop = max(target[2] + memory.below - 0.02, target[2] + 0.03)
                 height = drop if is_inside else top + memory.below + 0.006
             return np.array([*(target - hold)[:2], height]), CLOSED
         if memory.leg == RELEASE:
             return np.array([x, y, z]), OPEN
-        # the only leg left is LEAVE: straight up, above all that stands there
+        # the only remaining leg is LEAVE: straight up, above everything nearby
         if self._verb in TURNS:
             return np.array([x, y, memory.hover + 0.05]), OPEN
         _, top, _ = self._target()
@@ -305,7 +305,7 @@ class Script:
         if memory.leg == LEAVE or (memory.leg in (LIFT, CARRY, LOWER) and has_slipped):
             self._choose()
             return
-        following = {}  # otherwise legs follow in the order of their numbers
+        following = {}  # by default legs follow in the order of their numbers
         if self._verb in TURNS:
             following = {CLOSE: TWIST, TWIST: RELEASE}
         elif self._verb in DRAWS:
@@ -315,14 +315,14 @@ class Script:
             memory.place = tuple(here + self._drawer.way())
         if memory.leg == TWIST:
             memory.across = tuple(Knob(scene, self._verb, thing).turned(self._across_now()))
-        if memory.leg == LIFT:  # how it was taken: against this it is told whether it has slipped
+        if memory.leg == LIFT:  # remember the grasp, to detect slipping
             memory.offset = tuple(hold)
             memory.below = float(here[2] - self._points(thing)[:, 2].min())
         if memory.leg in (LIFT, RELEASE):
             memory.place = tuple(here)
 
     def _target(self) -> tuple[Doubles, float, bool]:
-        """Middle of where the thing should go, the height of its upper side, and whether that is the inside of it."""
+        """Returns the middle of the target, the height of its upper side, and whether the target is its inside."""
         verb, _, target = self._goals[self._memory.goal]
         place = self.scene.place_of(target).copy()
         is_region = target in self.scene.env.object_sites_dict
@@ -333,7 +333,7 @@ class Script:
         return self._goals[self._memory.goal][0]
 
     def _drawing_leg(self) -> tuple[Doubles, float]:
-        """Target of the hand to move a drawer: a handle is taken to open it and pushed to shut it."""
+        """Returns the hand's target for moving a drawer: a handle is grasped to open it and pushed to shut it."""
         memory, drawer = self._memory, self._drawer
         handle, out = drawer.handle(), drawer.out
         is_opening = self._verb == "open"
@@ -366,20 +366,18 @@ class Script:
         return surface_points(scene.model, scene.data, scene.env.obj_body_id[name])
 
     def _across_now(self) -> Doubles:
-        """[2] unit vector from finger to finger, seen from above."""
+        """Returns [2], the unit vector from finger to finger, seen from above."""
         left, right = (self.scene.data.xpos[finger] for finger in self._fingers)
         return (left - right)[:2] / np.linalg.norm((left - right)[:2])
 
     def _turning(self) -> Doubles:
-        """[3] of an action: fingers towards the grasp's direction, the hand towards straight down, or as a drawer is
-        taken.
-        """
+        """Returns [3] of an action: turns fingers to the grasp's direction, the hand down or towards a drawer."""
         if self._verb in DRAWS:
             pointing, fingers = self._drawer.pointing(), self._drawer.fingers()
             left, right = (self.scene.data.xpos[finger] for finger in self._fingers)
             now: Doubles = (left - right) / np.linalg.norm(left - right)
-            towards = fingers if fingers @ now >= 0 else -fingers  # which finger is where does not matter
-            # a cross product turns the one direction into the other, by the sine of the angle between them
+            towards = fingers if fingers @ now >= 0 else -fingers  # the two fingers are interchangeable
+            # a cross product rotates one direction into the other, by the sine of the angle between them
             error: Doubles = np.cross(self.scene.arm.turn[:, 2], pointing) + np.cross(now, towards)
             return error / 0.5
         now, wanted = self._across_now(), np.array(self._memory.across)

@@ -1,7 +1,7 @@
-"""A task of LIBERO as compiled by the benchmark: its model, its arm, its saved starts and its own test of success.
+"""A compiled LIBERO task: its model, its arm, its saved starts and the benchmark's own test of success.
 
-It takes seconds and hundreds of megabytes to make one, so each exists once in a process, and all envs of a task
-take turns with it: everything that differs between them is one array of some hundred numbers.
+Compiling takes seconds and hundreds of megabytes, so each task exists once in a process, and all its envs share it in
+turn: their states differ in a single array of some hundred numbers.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
@@ -23,24 +23,24 @@ from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
-"""Stand still with the gripper open."""
-# env steps before an episode, as in OpenVLA's evaluation: saved starts let things fall by a little
+"""Action that stands still with the gripper open."""
+# env steps before an episode, as in OpenVLA's evaluation: things in saved starts first fall a little
 _SETTLING_STEPS = 10
 _SETTLING_AGAIN = 3  # env steps after things were moved
-_EVERY_HELD_OUT = 5  # one saved start of so many is for evaluation alone
-_FAR_M = 0.8  # from here on a thing that has to come somewhere counts as no progress
-_ALMOST = 0.9  # progress of a goal that is as near as can be, and not reached
-_TRIES = 20  # for a place that is free
-_SHIFT_M = 0.03  # how far things are moved, along both sides of the table, in scenes made for augmentation
+_EVERY_HELD_OUT = 5  # one in this many saved starts is for evaluation alone
+_FAR_M = 0.8  # at this distance from its target a thing has no progress
+_ALMOST = 0.9  # progress of a goal that is as near as possible but not reached
+_TRIES = 20  # attempts to find a free place
+_SHIFT_M = 0.03  # largest shift of things along both sides of the table, in augmented scenes
 
 _scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
 
 
 def shared_scene(suite: str, number: int, mesh_cell: float) -> "LiberoScene":
-    """The scene of a task, made if this process has none; see `LiberoScene`.
+    """Returns the scene of a task, compiled if this process has none; see `LiberoScene`.
 
     Raises:
-        MachineError: LIBERO is not installed, or not whole.
+        MachineError: LIBERO is not installed, or incomplete.
     """
     key = (suite, number, mesh_cell)
     found = _scenes.get(key)
@@ -50,15 +50,15 @@ def shared_scene(suite: str, number: int, mesh_cell: float) -> "LiberoScene":
 
 
 class LiberoScene(RobosuiteScene):
-    """One task.
+    """One LIBERO task.
 
     Args:
         suite: a key of `SUITES`.
-        number: of the task, from 0.
-        mesh_cell: how finely things are drawn, metres; 0 for the benchmark's own look.
+        number: number of the task, from 0.
+        mesh_cell: size of the cells in which mesh points are merged, metres; 0 draws as the benchmark does.
 
     Raises:
-        MachineError: LIBERO is not installed, or not whole.
+        MachineError: LIBERO is not installed, or incomplete.
     """
 
     def __init__(self, suite: str, number: int, mesh_cell: float) -> None:
@@ -73,36 +73,38 @@ class LiberoScene(RobosuiteScene):
         """[50, 1 + nq + nv]: time, positions and velocities."""
         self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
         self.num_held_out = int(self._is_held_out.sum())
-        """Saved starts for evaluation alone."""
+        """Number of saved starts reserved for evaluation."""
         self._settled: dict[int, Doubles] = {}
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
         joints = [self.model.joint(number) for number in range(self.model.njnt)]
         self._robot = [joint.qposadr[0] for joint in joints if joint.name.startswith(("robot0_", "gripper0_"))]
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         self.env.check_contact = _contact_check(self.model, self.data)
-        self._aside = mujoco.MjData(self.model)  # the state that is lent stays as it is
+        self._aside = mujoco.MjData(self.model)  # a second state for queries, so that the loaded one is not changed
         self.turn = threading.RLock()
-        """Held while the physics is driven: a judge's thread may make an env of it while another is played."""
+        """Lock held while the physics is stepped: a judge's thread may make an env of the scene while another is
+        played."""
 
     def start(self, state_id: int, moved_m: float) -> Doubles:
-        """The start of episode `state_id`, settled: one of the benchmark's saved starts, with things moved.
+        """Returns the settled start of episode `state_id`: one of the benchmark's saved starts, with things moved.
 
-        Numbers from `FIRST_HELD_OUT_STATE` on have saved starts of their own.
+        Numbers from `FIRST_HELD_OUT_STATE` on use the held-out saved starts.
 
         Args:
-            state_id: decides everything.
-            moved_m: largest shift of each thing along both sides of the table. What stands on or in another thing
-                moves with it, what stands on or in a fixture (stove, cabinet, ...) stays.
+            state_id: decides the whole start.
+            moved_m: largest shift of each thing along both sides of the table. Things on or in another thing move with
+                    it; things on or in a fixture (stove, cabinet, ...) stay.
         """
         own = np.flatnonzero(self._is_held_out == (state_id >= FIRST_HELD_OUT_STATE))
         index = int(own[state_id % len(own)])
-        if index not in self._settled:  # ten env steps, and the same ones each time
+        if index not in self._settled:  # takes ten env steps, and always the same ones
             saved, model, data = self._saved[index], self.model, self.data
             mujoco.mj_resetData(model, data)
             data.time, data.qpos[:], data.qvel[:] = saved[0], saved[1 : 1 + model.nq], saved[1 + model.nq :]
             self.arm.let_go()
             for step in range(_SETTLING_STEPS):
-                # the first pulls to the pose of rest: robosuite has not noticed by then that it was moved from there
+                # the first step pulls towards the pose of rest: robosuite has not yet noticed that the arm was moved
+                # from there
                 self.arm.step(NO_OP, keeps_goal=step == 0)
             self._settled[index] = self.save()
         self.load(self._settled[index])
@@ -110,38 +112,37 @@ class LiberoScene(RobosuiteScene):
             self._move_things(np.random.default_rng((state_id, 0x6D6F76)), moved_m)
             for _ in range(_SETTLING_AGAIN):
                 self.arm.step(NO_OP)
-        state = self.save()  # before the next line, which moves the solver's warm start on, and the future with it
+        state = self.save()  # before the next line, which changes the solver's warm start and with it the future
         mujoco.mj_fwdPosition(self.model, self.data)
         return state
 
     def is_solved(self) -> bool:
-        """The benchmark's own test, on positions and contacts as of the latest substep's beginning, as there."""
+        """Returns the benchmark's own test, on positions and contacts at the latest substep's beginning, as there."""
         return bool(self.env._check_success())
 
     def is_reached(self, goal: Sequence[str]) -> bool:
-        """The same test of one goal alone."""
+        """Returns the same test for a single goal."""
         return bool(self.env._eval_predicate(goal))
 
     def is_shut(self, name: str) -> bool:
-        """Whether the region `name` is inside of a drawer or behind a door that is not open."""
+        """Returns whether the region `name` is in a drawer, or behind a door, that is not open."""
         region = self.env.object_sites_dict.get(name)
         return bool(region is not None and region.joints and not self.env.object_states_dict[name].is_open())
 
     def progress(self) -> float:
-        """Mean over the goals: 1 where one is reached, else how near it is, up to 0.9."""
+        """Returns the mean over the goals: 1 for one that is reached, else its nearness, up to 0.9."""
         return float(np.mean([self._nearness(goal) for goal in self.goals]))
 
     def place_of(self, name: str) -> Doubles:
-        """[3] of a thing, a fixture or a region, as of the latest kinematics."""
+        """Returns [3], the position of a thing, a fixture or a region at the latest kinematics."""
         if name in self.env.object_sites_dict:
             return self.data.site(name).xpos
         return self.data.xpos[self.env.obj_body_id[name]]
 
     def landmarks(self, positions: FloatArray) -> FloatArray:
-        """[N, 1 + things, 3] where the hand is and what the goals name, from joint positions [N, nq]; metres.
+        """Returns [N, 1 + things, 3], the hand and the things that the goals name, for joint positions [N, nq]; metres.
 
-        A knob or a door that a goal names stays where it is when it turns: it counts as higher by as many metres as it
-        has turned radians.
+        A knob or door does not move when it turns: its landmark is raised by as many metres as it has turned radians.
         """
         data, env = self._aside, self.env
         names = self.named
@@ -159,15 +160,15 @@ class LiberoScene(RobosuiteScene):
             own[1:] = [
                 data.site_xpos[sites[name]] if name in sites else data.xpos[env.obj_body_id[name]] for name in names
             ]
-            # so that a critic sees by the landmarks whether it has been turned
+            # shows a critic whether it has been turned
             for index, address in turning.items():
                 own[index, 2] += row[address]
         return landmarks
 
     def augment_scenes(self, positions: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """[N, nq] the robot of `positions` [N, nq] among the things of `starts` [N, nq], moved by up to 3 cm.
+        """Returns [N, nq], the robot of `positions` [N, nq] among the things of `starts` [N, nq], moved by up to 3 cm.
 
-        Nothing is simulated: things may reach into each other and into the robot.
+        Nothing is simulated: things may overlap each other and the robot.
         """
         scenes = starts.copy()
         for address in self.model.jnt_qposadr[self._things].tolist():
@@ -177,10 +178,10 @@ class LiberoScene(RobosuiteScene):
         return scenes
 
     def _move_things(self, rng: np.random.Generator, moved_m: float) -> None:
-        """Shifts each stack of things to a place where it touches nothing that it did not touch before."""
+        """Shifts each stack of things to a place where it touches nothing new."""
         model, data = self.model, self.data
         mujoco.mj_fwdPosition(model, data)
-        # things that touch at the start may go on touching: one stands on the other, or lies in it
+        # things that touch at the start may keep touching: one stands on the other, or lies in it
         touching = self._touching()
         for stack in self._stacks(touching):
             addresses = np.concatenate([model.jnt_qposadr[joint] + np.arange(2) for joint in stack])
@@ -191,14 +192,14 @@ class LiberoScene(RobosuiteScene):
                 mujoco.mj_fwdPosition(model, data)
                 if not any(pair & bodies for pair in self._touching() - touching):
                     break
-            else:  # no room: it stays where it was
+            else:  # no free place: it stays
                 data.qpos[addresses] = was
                 mujoco.mj_fwdPosition(model, data)
 
     def _stacks(self, touching: set[frozenset[int]]) -> list[list[int]]:
-        """Joints of things that touch each other, directly or not; those that touch a fixture are left out."""
+        """Returns the joints of things grouped by contact, direct or not, without groups that touch a fixture."""
         stack_of = {int(self.model.jnt_bodyid[joint]): index for index, joint in enumerate(self._things)}
-        # as often as there are things: each round lets a stack's number travel by one thing at least
+        # one round per thing: each round spreads a stack's number by at least one thing
         for _ in stack_of:
             for body, other_body in (tuple(pair) for pair in touching if pair <= stack_of.keys()):
                 stack_of[body] = stack_of[other_body] = min(stack_of[body], stack_of[other_body])
@@ -209,18 +210,18 @@ class LiberoScene(RobosuiteScene):
         return [joints for index, joints in stacks.items() if index not in held]
 
     def _touching(self) -> set[frozenset[int]]:
-        """Pairs of the outermost bodies of things, fixtures, robot and ground that touch."""
+        """Returns pairs of the outermost bodies of things, fixtures, robot and ground that touch."""
         roots = self.model.body_rootid[self.model.geom_bodyid[self.data.contact.geom]]
         return {frozenset(pair) for pair in roots.tolist() if pair[0] != pair[1]}
 
     def _nearness(self, goal: Sequence[str]) -> float:
-        """How near a goal is, in [0, 1]: by the distance to go, or by the share of a joint's range that is missing."""
+        """Returns how near a goal is, in [0, 1]: by the remaining distance, or the missing share of a joint's range."""
         if self.is_reached(goal):
             return 1.0
-        if len(goal) == 3:  # something is to come on or into something
+        if len(goal) == 3:  # a thing has to be put on or into something
             distance = float(np.linalg.norm(self.place_of(goal[1]) - self.place_of(goal[2])))
             return _ALMOST * (1.0 - min(distance / _FAR_M, 1.0))
-        verb, name = goal  # a knob, a drawer or a door is to be moved
+        verb, name = goal  # a knob, a drawer or a door has to be moved
         holder = self.env.object_states_dict[name]
         parent = self.env.get_object(getattr(holder, "parent_name", name))
         wanted = parent.object_properties["articulation"][f"default_{verb}_ranges"]
@@ -233,9 +234,9 @@ class LiberoScene(RobosuiteScene):
 
 
 def _contact_check(model: Any, data: Any) -> Callable[[Any, Any], bool]:
-    """Whether two things touch, in place of robosuite's own test, which asks for the names of every contact's shapes.
+    """Returns a test whether two things touch; robosuite's own asks for the names of every contact's shapes.
 
-    Success is asked for at every step: it was a fifteenth of a rollout's time.
+    Success is tested at every step: robosuite's test took a fifteenth of a rollout's time.
     """
     is_of: dict[str, NDArray[np.bool_]] = {}
 
@@ -253,7 +254,7 @@ def _contact_check(model: Any, data: Any) -> Callable[[Any, Any], bool]:
 
 
 def _compiled(suite: str, name: str) -> Any:
-    """The benchmark's env, without cameras. Fixtures stand where its seed 0 puts them."""
+    """Returns the benchmark's env, without cameras. Fixtures stand where its seed 0 puts them."""
     load("libero.libero.envs")
     paths: Callable[[str], str] = load("libero.libero").get_libero_path
     file = f"{paths('bddl_files')}/{suite}/{name}.bddl"
@@ -262,7 +263,7 @@ def _compiled(suite: str, name: str) -> Any:
     controller = load("robosuite").load_controller_config(default_controller="OSC_POSE")
     try:
         with silence():
-            np.random.seed(0)  # the benchmark draws places of fixtures from the global generator as it compiles
+            np.random.seed(0)  # the benchmark draws fixtures' places from the global generator as it compiles
             return maker(
                 file,
                 robots=["Panda"],

@@ -142,9 +142,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "STUDY_SCENE4_pick_up_the_book_on_the_right_and_place_it_under_the_cabinet_shelf",
     ),
 }
-"""Names of the tasks' files; those of `libero_10` and `libero_90` begin with their scene, in capitals."""
+"""File names of the tasks; those of `libero_10` and `libero_90` begin with their scene, in capitals."""
 EPISODE_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
-"""Time limits of OpenVLA's evaluation, env steps; the longest demonstrations have 193, 254, 270, 505 and 373."""
+"""Time limits as in OpenVLA's evaluation, env steps; the longest demonstrations have 193, 254, 270, 505 and 373."""
 
 
 _OTHERWISE = {
@@ -167,9 +167,9 @@ _OTHERWISE = {
 
 
 def file_sentence(sentence: str) -> str:
-    """The sentence of a task's file name, which policies are given, for that of its BDDL file, which LIBERO's own data
-    sets carry: the two differ in `libero_spatial` and `libero_object`, in half of `libero_goal` and in 4 of
-    `libero_90`. Any other sentence comes back as it is.
+    """Returns the sentence in a task's file name, which policies are given, for the one in its BDDL file, which
+    LIBERO's datasets carry: they differ in `libero_spatial` and `libero_object`, in half of `libero_goal` and in 4 of
+    `libero_90`. Any other sentence is returned unchanged.
     """
     picked = sentence.replace("pick the", "pick up the", 1).replace("akita black bowl", "black bowl")
     picked = picked.replace("cookies box", "cookie box").replace("top layer of the wooden", "top drawer of the wooden")
@@ -178,7 +178,7 @@ def file_sentence(sentence: str) -> str:
 
 
 def instruction_of(task_file: str) -> str:
-    """The instruction, e.g. `put the bowl on the plate`."""
+    """Returns the instruction of a task, e.g. `put the bowl on the plate`."""
     words = task_file.split("_")
     scene = next((index for index, word in enumerate(words) if word.startswith("SCENE")), -1)
     return " ".join(words[scene + 1 :])

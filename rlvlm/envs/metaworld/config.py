@@ -8,13 +8,13 @@ from rlvlm.envs.config import StepEnvConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MetaWorldConfig(StepEnvConfig):
-    """MetaWorld."""
+    """Settings of MetaWorld."""
 
     robot: Literal["hidden", "visible"] = "hidden"
     """Whether images show the robot; the paper hides it because the arm covers the object."""
 
     def for_people(self) -> Self:
-        """See `EnvConfig`: with the robot."""
+        """See `EnvConfig`; also shows the robot."""
         return replace(self, robot="visible")
 
     @property

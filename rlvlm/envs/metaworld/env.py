@@ -5,7 +5,7 @@ needed to keep promises of `StepEnv`:
 
 1. `start="fixed"` puts object and hand where the scene has them. `start="random"` is the stock start: the object is
    drawn anew each episode by the env's own generator, and in the paper's tasks the hand is further away. With
-   `start="near"` the object is drawn too, and the hand begins as far from it, and on the same side, as in the paper.
+   drawn too, and the hand begins as far from it, and on the same side, as in the paper.
 2. Images leave the robot out (`robot="hidden"`), because the arm covers the object, and never show goal markers.
 3. The camera is the scene's, drawn directly at the size asked for.
 4. The time limit is `MetaWorldConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
@@ -51,44 +51,43 @@ Colour = tuple[float, float, float]
 
 
 def object_to_target(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
-    """Metres between object and target, as the stock env's own success test measures them."""
+    """Returns metres between object and target, as measured by the stock env's own success test."""
     return float(facts["obj_to_target"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetaWorldTask:
-    """One MetaWorld task: everything that sets it apart from the others."""
+    """One MetaWorld task: everything that distinguishes it from the others."""
 
     env_name: str
     """Name in MetaWorld, e.g. `drawer-open-v3`."""
     goal: str
-    """Fills the slot of the prompt."""
+    """Goal phrase for the prompt."""
     camera: Camera
     hand_start: tuple[float, float, float] | None = None
-    """Hand at a fixed start, metres; None leaves it at the stock start."""
+    """Hand position for a fixed start, metres; None keeps the stock start."""
     placement: tuple[float, ...] | None = None
-    """Random vector of the stock env (its `rand_vec`) at a fixed start, metres; None takes its first draw."""
+    """Random vector (`rand_vec`) of the stock env for a fixed start, metres; None takes its first draw."""
     colours: dict[str, Colour] = field(default_factory=dict)
     """Geoms that are drawn in one flat colour instead of their material."""
     distance: Callable[[SawyerXYZEnv, dict[str, Any]], float] = object_to_target
-    """Distance that is left, given the env and the facts of its latest step; progress is the share of it that is
-    done."""
+    """Remaining distance, given the env and the facts of its latest step; progress is the share of it that is gone."""
 
 
 _NO_GOAL = np.zeros(3)
-_ROBOT_BODIES = ("base", "mocap")  # roots of what `robot="hidden"` leaves out
+_ROBOT_BODIES = ("base", "mocap")  # roots of the bodies that `robot="hidden"` leaves out
 _FURNITURE = ("tablelink", "RetainingWall")
-_LEAST_METRES = 1e-3  # a start nearer to the target than this counts as this far away
+_LEAST_METRES = 1e-3  # starts nearer to the target than this count as this far away
 
 
 class MetaWorldEnv(MujocoEnv):
-    """One MetaWorld task.
+    """One MetaWorld task as an env.
 
     Observations [39] are the stock ones with the goal left out (zeros); actions [4] move the hand (three axes, 1 cm at
     1) and close the gripper. A snapshot holds the joint positions and the positions of the bodies that a reset moves.
 
     Args:
-        scene: the task.
+        scene: the task to play.
         config: start, robot and episode length.
         seed: of everything random in this env, until `reset` is given another.
 
@@ -105,7 +104,7 @@ class MetaWorldEnv(MujocoEnv):
         self._stock: SawyerXYZEnv = ALL_V3_ENVIRONMENTS[scene.env_name]()
         stock = self._stock
         stock._set_task_called = stock.seeded_rand_vec = True
-        stock._freeze_rand_vec = config.start == "fixed"  # then every reset places things as `_last_rand_vec` says
+        stock._freeze_rand_vec = config.start == "fixed"  # then every reset places things according to `_last_rand_vec`
         self._hand_from_object: NDArray[np.float64] | None = None
         if config.start == "near" and scene.hand_start is not None and scene.placement is not None:
             self._hand_from_object = np.subtract(scene.hand_start, scene.placement[:3])
@@ -116,7 +115,7 @@ class MetaWorldEnv(MujocoEnv):
         model = self._model
         for name, colour in scene.colours.items():
             geom = model.geom(name).id
-            # a material would win over the colour
+            # a material would override the colour
             model.geom_matid[geom], model.geom_rgba[geom] = -1, (*colour, 1.0)
         self._positions = model.body_pos.copy(), model.site_pos.copy()
         self._placed = _placed_bodies(model)
@@ -129,7 +128,7 @@ class MetaWorldEnv(MujocoEnv):
         self._shown = np.append(shown, np.arange(model.nq, self.snapshot_size))
         box = self._stock.sawyer_observation_space
         self._low, self._high = box.low, box.high
-        self._hand_place = self._data.body("hand").xpos  # windows into the simulator's memory
+        self._hand_place = self._data.body("hand").xpos  # views of the simulator's memory
         self._claws = [self._data.body(name).xpos for name in ("rightclaw", "leftclaw")]
         self.observation_space = gym.spaces.Box(box.low.astype(np.float32), box.high.astype(np.float32))
         self._start_distance = 0.0
@@ -139,16 +138,16 @@ class MetaWorldEnv(MujocoEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """First observation [39] and info of a new episode; `options` is not used."""
+        """Returns the first observation [39] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
         stock = self._stock
-        stock.np_random = self.np_random  # chance belongs to our state, which is saved
+        stock.np_random = self.np_random  # randomness must be part of our state, which is saved
         self._model.body_pos[:], self._model.site_pos[:] = self._positions  # independent of the episode before
         mujoco.mj_resetData(self._model, self._data)
         stock.reset_model()
         if self._hand_from_object is not None:
-            # A reset moves the hand before it draws where the object is. A second one repeats the draw, with things
-            # where the first one put them, so that the hand pushes nothing on its way.
+            # A reset moves the hand before it draws the object's place. A second reset repeats the draw with things
+            # already in place, so that the hand pushes nothing on its way.
             assert stock._last_rand_vec is not None, "every reset draws"
             stock.hand_init_pos = stock._last_rand_vec[:3] + self._hand_from_object
             stock._freeze_rand_vec = True
@@ -156,12 +155,12 @@ class MetaWorldEnv(MujocoEnv):
             stock.reset_model()
             stock._freeze_rand_vec = False
         mujoco.mj_kinematics(self._model, self._data)  # positions only: see set_state
-        # the stock env keeps one step of history: at a start both halves are the same moment
+        # the stock env keeps one step of history: at a start both halves show the same moment
         stock._prev_obs = stock._get_curr_obs_combined_no_goal()
         self._steps = 0
         obs = self._observe()
-        # What the stock env says of this start. It must not remember having been asked: some of them keep first
-        # distances, first contacts and the like, which their rewards are counted from.
+        # Ask the stock env for the facts of this start, then undo what the question changed: some envs store first
+        # distances, first contacts and the like when asked, and compute rewards relative to them.
         before = dict(vars(stock))
         facts = stock.evaluate_state(obs, np.zeros(4, np.float32))[1] | {"success": False}
         vars(stock).update(before)
@@ -169,7 +168,7 @@ class MetaWorldEnv(MujocoEnv):
         return obs.astype(np.float32), self._info(facts)
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """Observation [39], the stock reward (0 to 10), never terminated, truncated at the time limit, info.
+        """Returns observation [39], the stock reward (0 to 10), never terminated, truncated at the time limit, info.
 
         Raises:
             NumericsError: the action is not finite.
@@ -187,17 +186,17 @@ class MetaWorldEnv(MujocoEnv):
         return obs.astype(np.float32), float(reward), False, truncated, self._info(facts)
 
     def snapshot(self) -> FloatArray:
-        """[S]: joint positions, then the positions of the bodies that a reset moves."""
+        """Returns [S]: joint positions, then the positions of the bodies that a reset moves."""
         return np.concatenate([self._data.qpos, self._model.body_pos[self._placed].ravel()], dtype=np.float32)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, P]: what the image shows, in steps of a quarter of a millimetre (or of a milliradian)."""
+        """Returns [N, P]: what the image shows, in steps of a quarter of a millimetre (or of a milliradian)."""
         return super().image_key(snapshots[:, self._shown])
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
-        """[4] what MetaWorld's own script does next; it knows where the goal is."""
+        """Returns [4], the next action of MetaWorld's own script, which knows the goal."""
         if self._script is None:
-            from metaworld.policies import ENV_POLICY_MAP  # sixty modules, only where the script is asked
+            from metaworld.policies import ENV_POLICY_MAP  # sixty modules, imported only when needed
 
             self._script = ENV_POLICY_MAP[self._scene.env_name]()
         target = self._stock._target_pos
@@ -208,9 +207,9 @@ class MetaWorldEnv(MujocoEnv):
             return np.asarray(self._script.get_action(informed), np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """Physics, moved bodies, the stock env's own bookkeeping, generator and step count."""
-        # the stock env keeps what its reward remembers in attributes of its own: numbers and arrays are saved by name,
-        # and so is which of them were not set yet
+        """Returns physics, moved bodies, the stock env's own bookkeeping, generator and step count."""
+        # the stock env keeps values for its reward in attributes: numbers and arrays are saved by name, and so are the
+        # names of those not set yet
         state = super().get_state() | {
             "placed": self._model.body_pos[self._placed],
             "sites": self._model.site_pos.copy(),
@@ -225,7 +224,7 @@ class MetaWorldEnv(MujocoEnv):
         super().set_state(state)
         for name, value in state.items():
             if name.startswith("stock."):
-                # in the type that it has: NumPy numbers would widen the float32 that they are multiplied with
+                # keep each value's type: NumPy scalars would widen the float32 arrays that they are multiplied with
                 own = name.removeprefix("stock.")
                 kind = type(getattr(self._stock, own))
                 setattr(self._stock, own, kind(value) if kind in (bool, int, float) else np.copy(value)[()])
@@ -242,12 +241,12 @@ class MetaWorldEnv(MujocoEnv):
         return Renderer(model, self._scene.camera, hidden_geoms, placed)
 
     def _observe(self) -> NDArray[np.float64]:
-        """[39] the stock observation, clipped as in the stock step: now, one step ago, and zeros for the goal."""
+        """Returns [39], the stock observation, clipped as in the stock step: now, one step ago, zeros as goal."""
         stock, now = self._stock, np.zeros(18)
         now[:3] = self._hand_place
         now[3] = min(np.linalg.norm(self._claws[0] - self._claws[1]) / 0.1, 1.0)  # fully open at 10 cm
         positions, turns = stock._get_pos_objects().reshape(-1, 3), stock._get_quat_objects().reshape(-1, 4)
-        objects = np.concatenate([positions, turns], axis=1)  # one or two of them
+        objects = np.concatenate([positions, turns], axis=1)  # one or two objects
         now[4 : 4 + objects.size] = objects.ravel()
         obs = np.concatenate([now, stock._prev_obs, _NO_GOAL])
         stock._prev_obs = now
@@ -260,7 +259,7 @@ class MetaWorldEnv(MujocoEnv):
 
 
 def _first_draw(stock: SawyerXYZEnv) -> NDArray[np.float64]:
-    """The first start that the stock env draws and accepts with a generator of its own: the same in every run."""
+    """Returns the stock env's first accepted start from a generator of its own: the same in every run."""
     stock._freeze_rand_vec, stock.np_random = False, np.random.default_rng(0)
     stock.reset_model()
     stock._freeze_rand_vec = True
@@ -269,24 +268,24 @@ def _first_draw(stock: SawyerXYZEnv) -> NDArray[np.float64]:
 
 
 def _placed_bodies(model: mujoco.MjModel) -> NDArray[np.int64]:
-    """Bodies that a reset may move by their place in the world: all but robot, furniture and what has a free joint."""
+    """Returns bodies that a reset may move: all but robot, furniture and those with a free joint."""
     fixed = {*_ROBOT_BODIES, *_FURNITURE, ""}
     free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
-    children = np.flatnonzero(model.body_parentid == 0)[1:]  # the first is the env itself
+    children = np.flatnonzero(model.body_parentid == 0)[1:]  # the first is the world body
     return np.array([body for body in children if model.body(body).name not in fixed and body not in free], int)
 
 
 def _is_own(value: object) -> bool:
-    """Whether a stock env's attribute is a number or array of its own, not a window into the simulator's memory."""
+    """Returns whether a stock env's attribute is a number or array of its own, not a view of the simulator's memory."""
     if not isinstance(value, np.ndarray):
         return isinstance(value, bool | int | float | np.generic)
-    while isinstance(value, np.ndarray):  # a view has the array that it looks into as its base; the last one owns it
+    while isinstance(value, np.ndarray):  # the base of a view is the array that it shows; the last base owns the memory
         value = value.base
     return value is None
 
 
 _FULL_FOVY_DEG = 45.0
-# field of view of the middle 300 of the whole image's 480 pixels: 2 atan(300/480 tan(fovy/2))
+# field of view for the middle 300 of the image's 480 pixels: 2 atan(300/480 tan(fovy/2))
 _CROPPED_FOVY_DEG = 2 * math.degrees(math.atan(300 / 480 * math.tan(math.radians(_FULL_FOVY_DEG) / 2)))
 _DRAWER_RANGE = 0.16  # metres, the joint's
 
@@ -301,7 +300,7 @@ DRAWER_OPEN = MetaWorldTask(
     ),
     hand_start=(0.0, 0.75, 0.15),
     placement=(0.0, 0.9, 0.0),
-    distance=lambda env, _: _DRAWER_RANGE + env.data.joint("goal_slidey").qpos[0],  # that it can still be drawn out
+    distance=lambda env, _: _DRAWER_RANGE + env.data.joint("goal_slidey").qpos[0],  # remaining travel
 )
 
 SOCCER = MetaWorldTask(
@@ -333,7 +332,7 @@ SWEEP_INTO = MetaWorldTask(
 
 
 def make_paper(config: MetaWorldConfig, seed: int, name: str) -> MetaWorldEnv:
-    """The task `drawer_open`, `soccer` or `sweep_into`."""
+    """Makes the env of the task `drawer_open`, `soccer` or `sweep_into`."""
     return MetaWorldEnv({"drawer_open": DRAWER_OPEN, "soccer": SOCCER, "sweep_into": SWEEP_INTO}[name], config, seed)
 
 
@@ -343,16 +342,16 @@ CAMERA = Camera(
     up=(-0.37621, 0.30955, 0.87330),
     fovy_deg=60.0,
 )
-"""Over the right side of the table, nearer than the stock cameras: the one for door-open in the reference method's code
-(Wang et al. 2024, arXiv:2402.03681), turned upright."""
+"""Camera over the right side of the table, nearer than the stock cameras: the one for door-open in the reference
+method's code (Wang et al. 2024, arXiv:2402.03681), turned upright."""
 
 
 def _distance(env: SawyerXYZEnv, facts: dict[str, Any]) -> float:
-    """Metres to the target, or the share of the reward for the right place that is missing."""
+    """Returns the metres to the target, or the missing share of the reward's in-place term."""
     return object_to_target(env, facts) or 1.0 - float(facts["in_place_reward"])
 
 
 def make_stock(config: MetaWorldConfig, seed: int, name: str) -> MetaWorldEnv:
-    """The task `metaworld/NAME`, `name` being MetaWorld's own, e.g. `door-open-v3`."""
+    """Makes the env of the task `metaworld/NAME`; `name` is MetaWorld's own, e.g. `door-open-v3`."""
     scene = MetaWorldTask(env_name=name, goal=STOCK_GOALS[name][0], camera=CAMERA, distance=_distance)
     return MetaWorldEnv(scene, config, seed)

@@ -1,12 +1,12 @@
-"""Goals of the MetaWorld tasks, in words. Imports nothing: the registry reads it, which loads no simulator."""
+"""Goals of the MetaWorld tasks, in words. Imports nothing, because the registry, which loads no simulator, reads it."""
 
 PAPER_GOALS = {
     "drawer_open": ("open the drawer", "the drawer is open"),
     "soccer": ("get the soccer ball into the goal", "the soccer ball is in the goal"),
     "sweep_into": ("minimize the distance between the green cube and the hole", "the green cube is in the hole"),
 }
-"""Goal phrase, and the sentence that is true once it is reached, of the reference method's tasks, by our names (Wang
-et al. 2024, arXiv:2402.03681)."""
+"""Goal phrases, and sentences that are true once the goal is reached, for the reference method's tasks, by our names
+(Wang et al. 2024, arXiv:2402.03681)."""
 
 STOCK_GOALS = {
     "assembly-v3": ("put the ring onto the peg", "the ring is on the peg"),
@@ -60,4 +60,4 @@ STOCK_GOALS = {
     "window-close-v3": ("close the window", "the window is closed"),
     "window-open-v3": ("open the window", "the window is open"),
 }
-"""Goal phrases and sentences of all stock tasks, by MetaWorld's names."""
+"""Goal phrases and sentences for all stock tasks, by MetaWorld's names."""

@@ -1,1 +1,1 @@
-"""Any env of the package MiniGrid as an env in turns, with the whole grid as its image."""
+"""Any env of the MiniGrid package as an env in turns, with the whole grid as its image."""

@@ -7,10 +7,10 @@ from rlvlm.envs.config import TurnEnvConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MiniGridConfig(TurnEnvConfig):
-    """MiniGrid."""
+    """Settings of MiniGrid."""
 
     shows_text: bool = False
-    """Whether the prompt states the mission, the direction and what is carried, which no image shows."""
+    """Whether the prompt states the mission, the direction and the carried object, which images do not show."""
     prompt_last_action: bool = False
-    """Whether the prompt states the last action, and whether it changed anything. A greedy policy that is not given it
-    repeats forever what changes nothing."""
+    """Whether the prompt states the last action, and whether it changed anything. Without it a greedy policy repeats
+    forever an action without effect."""

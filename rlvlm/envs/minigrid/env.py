@@ -26,19 +26,19 @@ from rlvlm.envs.minigrid.planner import LEFT, RIGHT, STEPS, Plan, plan_shortest,
 from rlvlm.envs.minigrid.renderer import TILE_PX, paint
 
 _INVALID = -0.1
-_PASSED = -1  # stands for a reply that could not be read in the list of actions
+_PASSED = -1  # replaces an unreadable reply in the list of actions
 _DIRECTIONS = ("right", "down", "left", "up")
 
 
 class MiniGridTurnEnv(TurnEnv):
     """An env of MiniGrid with its own rewards. A snapshot is the encoded grid [W * H * 3] and the agent [3].
 
-    Actions are MiniGrid's seven; those that are of no use in a family of envs are not legal there. Progress is the
-    share of the shortest way that is done, where the planner knows what is wanted, and otherwise 1 at success.
+    Actions are MiniGrid's seven; those without use in a family of envs are not legal there. Progress is the share of
+    the shortest way that is done, where the planner knows the mission, and otherwise 1 at success.
 
     Args:
-        config: rules, text, and turns of an episode where fewer than MiniGrid allows.
-        seed: of the grids, until `reset` is given another.
+        config: rules, text, and turns of an episode, where fewer than MiniGrid allows.
+        seed: of the grids, until `reset` is given another seed.
         name: id of the env.
     """
 
@@ -61,49 +61,49 @@ class MiniGridTurnEnv(TurnEnv):
         self.snapshot_size = env.width * env.height * 3 + 3
         self.has_expert = name not in WITHOUT_EXPERT
         self._is_still = "Dynamic" not in name
-        # whether the search for a shortest way knows the mission; else subgoals are planned for
+        # whether breadth-first search can plan the mission; otherwise subgoals are planned
         self._is_exact = not self._has_mission and self._is_still
         self.reset(seed=seed)
 
     def begin(self) -> None:
-        """A new grid."""
+        """Starts an episode with a new grid."""
         self._start(int(self.np_random.integers(2**31)))
 
     def act(self, action: int | None) -> Outcome:
-        """One step of the env, or none."""
+        """Makes one step of the env; None makes none."""
         before = self.snapshot()
-        # all that was ever done is kept, unreadable replies too: set_state plays it again
+        # records every turn, unreadable replies too: set_state replays them
         self._done.append(_PASSED if action is None else action)
         self._last = "could not be read"
-        if action is None:  # not one of the env's own actions: in some envs even "done" moves the agent
+        if action is None:  # not an action of the env: in some envs even "done" moves the agent
             self.inner.step_count += 1
             return _INVALID, False, self.inner.step_count >= self.inner.max_steps
         _, reward, terminated, truncated, _ = self.inner.step(action)
-        is_in_vain = np.array_equal(before, self.snapshot())  # as a greedy policy cannot see, and would repeat
+        is_in_vain = np.array_equal(before, self.snapshot())  # a greedy policy cannot see this and would try again
         self._last = f"was {self.action_names[action]}" + (" and changed nothing" if is_in_vain else "")
         self._is_success = bool(terminated) and float(reward) > 0  # lava and wrong objects end an episode, too
         plan = self._plan
         if terminated:
             self._plan = None
         elif self._is_still and plan is not None and plan.actions[0] == action and len(plan.actions) > 1:
-            # The plan is followed. To make another is dear in the larger mazes, and it would be as short.
+            # Follow the plan: replanning is expensive in larger mazes and would not be shorter.
             self._plan = Plan(plan.actions[1:], plan.targets[1:])
         elif not (self._is_still and plan is None and action in self._legal[:3]):
-            self._plan = self._new_plan()  # no walk makes a way where there was none, but all else may
+            self._plan = self._new_plan()  # walking never opens a way, but any other action may
         return float(reward), bool(terminated), bool(truncated) and not terminated
 
     def legal(self) -> tuple[int, ...]:
-        """The actions that are of use in this family of envs."""
+        """Returns the actions that are of use in this family of envs."""
         return self._legal
 
     def start_key(self, first: FloatArray) -> bytes:
-        """The grid, wherever the agent starts in it; where there is but one grid, where it starts."""
+        """Returns the grid, wherever the agent starts in it; if there is only one grid, the agent's start."""
         seen = first if _has_one_grid(self._name) else first[:-3]  # the last three are the agent
         return np.rint(seen).astype(np.int64).tobytes()
 
     def prompt(self) -> str:
-        """The task; the mission, direction and hand where text is wanted or the mission changes; the last action where
-        that is wanted.
+        """Returns the task; the mission, direction and carried object, if text is wanted or the mission changes; and
+        the last action, if wanted.
         """
         names = ", ".join(f'"{self.action_names[i]}"' for i in self._legal)
         stated = ""
@@ -121,35 +121,35 @@ class MiniGridTurnEnv(TurnEnv):
         )
 
     def is_success(self) -> bool:
-        """Whether the env ended the episode with a reward."""
+        """Returns whether the env ended the episode with a reward."""
         return self._is_success
 
     def progress(self) -> float:
-        """1 at success; otherwise the share of the first shortest way by which the way has become shorter."""
+        """Returns 1 at success; otherwise the share of the first shortest way that is done."""
         if self._is_success or self._plan is None or not self._first_length:
             return float(self._is_success)
         return max(0.0, 1.0 - len(self._plan.actions) / self._first_length)
 
     def turns_left(self) -> int | None:
-        """Length of a shortest way; None where there is none, or the planner does not know what is wanted."""
+        """Returns the length of a shortest way; None if there is none, or the planner does not know the mission."""
         return 0 if self._is_success else None if self._plan is None else len(self._plan.actions)
 
     def snapshot(self) -> FloatArray:
-        """[S]: the encoded grid, then column, row and direction of the agent."""
+        """Returns [S]: the encoded grid, then column, row and direction of the agent."""
         return np.concatenate([self._grid().ravel(), self._agent()]).astype(np.float32)
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images [N, H * 32, W * 32, 3] of the whole grid, lighter where the agent sees."""
+        """Returns images [N, H * 32, W * 32, 3] of the whole grid, lighter where the agent sees."""
         keys = self.image_key(snapshots)
         grids = keys[:, :-3].reshape(len(keys), self.inner.width, self.inner.height, 3)
         return paint(grids, keys[:, -3:], self.inner.agent_view_size, self.inner.see_through_walls)
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
-        """[N, 2]: the middle of the agent's cell."""
+        """Returns [N, 2]: the middle of the agent's cell."""
         return (snapshots[:, -3:-1] + 0.5) / np.array([self.inner.width, self.inner.height], np.float32)
 
     def get_state(self) -> dict[str, Any]:
-        """The seed of the grid and all actions since: any env is exact again once they are repeated."""
+        """Returns the seed of the grid and all actions since: replaying them restores any env exactly."""
         actions = np.array(self._done, np.int64)
         return {"grid_seed": self._grid_seed, "actions": actions, "generator": self.generator_text()}
 
@@ -160,27 +160,28 @@ class MiniGridTurnEnv(TurnEnv):
         self.set_generator(str(state["generator"]))
 
     def expert_action(self) -> int:
-        """The first step of a way to success, a shortest one where the mission is a goal square or a locked door.
+        """Returns the first step to success; the way is a shortest one if the mission is a goal square or a locked
+        door.
 
         Raises:
-            UsageError: the goals of this env's missions are not known here.
+            UsageError: this env's missions are not known here.
         """
         if not self.has_expert:
             raise UsageError("the missions of this env are not known to the scripted expert; see has_expert")
-        return self._plan.actions[0] if self._plan is not None else self._legal[0]  # a turn: it waits
+        return self._plan.actions[0] if self._plan is not None else self._legal[0]  # turns in place while it waits
 
     def expert_thought(self) -> str:
-        """Where the agent stands and faces, what it goes for, and the next cell on the way.
+        """Returns the agent's position and direction, its target, and the next cell on the way.
 
-        The action follows from these words alone, which is easier to learn for layouts that were never met: it turns
-        until it faces the next cell, and acts once that cell is the target's.
+        The action follows from these words alone, which is easier to learn for unseen layouts: the agent turns until it
+        faces the next cell, and acts once that cell is the target's.
         """
         column, row, facing = (int(value) for value in self._agent())
         seen = f"I stand at {column},{row} and face {_DIRECTIONS[facing]}."
         if self._plan is None:
             return f'"thoughts": "{seen} I know no way."'
         thing, (target_column, target_row) = self._plan.targets[0]
-        # where it faces once it has turned as the plan begins
+        # direction once the plan's initial turns are made
         turns = list(takewhile(lambda action: action in (LEFT, RIGHT), self._plan.actions))
         heading = (facing + turns.count(RIGHT) - turns.count(LEFT)) % len(STEPS)
         way = f"I go {_DIRECTIONS[heading]} to {column + STEPS[heading][0]},{row + STEPS[heading][1]}."
@@ -191,7 +192,7 @@ class MiniGridTurnEnv(TurnEnv):
         self._done: list[int] = []
         self._last = ""
         self.inner.reset(seed=grid_seed)
-        # MiniGrid's reward counts steps against this; a shorter limit of ours is one for it too
+        # MiniGrid's reward counts steps relative to this limit; our shorter limit must replace it
         self.inner.max_steps = min(self.inner.max_steps, self._max_turns)
         if self._has_mission:
             self.goal = self.inner.mission or OTHERS[0]
@@ -202,7 +203,7 @@ class MiniGridTurnEnv(TurnEnv):
     def _new_plan(self) -> Plan | None:
         if not self.has_expert:
             return None
-        if not self._is_exact:  # its mission asks for more than a square or a door, or something moves by itself
+        if not self._is_exact:  # the mission asks for more than a square or a door, or something moves by itself
             mission = read_mission(self.inner)
             return None if mission is None else plan_subgoals(self.inner, mission)
         thing = self.inner.carrying
@@ -217,12 +218,12 @@ class MiniGridTurnEnv(TurnEnv):
         return np.array([*self.inner.agent_pos, int(self.inner.agent_dir)], np.int64)
 
 
-_GRIDS = 8  # of which an env's are compared
+_GRIDS = 8  # grids compared per env
 
 
 @cache
 def _has_one_grid(name: str) -> bool:
-    """Whether the env with that id has the same grid in every episode, as far as some seeds show."""
+    """Returns whether the env with that id has the same grid in every episode, judged by a few seeds."""
     env: Any = gym.make(name, disable_env_checker=True).unwrapped
     grids = set()
     for seed in range(_GRIDS):

@@ -42,12 +42,12 @@ IDS = {
     for _package, _text in (("MiniGrid", _MINIGRID), ("BabyAI", _BABYAI))
     for _id, _, _turns in (_word.partition(":") for _word in _text.split())
 }
-"""Every id of minigrid 3.2.0 but the six of `MiniGrid-WFC`, whose pattern files are missing from its wheel, with the
-turns after which MiniGrid ends an episode; None where that depends on the mission. A test compares them with the
-installed package."""
+"""Every id of minigrid 3.2.0 except the six of `MiniGrid-WFC`, whose pattern files are missing from its wheel, with the
+number of turns after which MiniGrid ends an episode; None if that depends on the mission. A test compares them with
+the installed package."""
 
 WITHOUT_EXPERT = frozenset({"MiniGrid-Playground-v0"})
-"""Ids that no script plays."""
+"""Ids that no script can play."""
 
 _TURNS = ("turn left", "turn right", "move forward")
 _SQUARE = "the red triangle is on the green goal square"
@@ -71,8 +71,8 @@ FAMILIES = {
         (*_TURNS, "pick up", "toggle"),
     ),
 }
-"""By the beginning of the id: goal phrase, goal as a sentence, and the actions that are of use. The missions of all
-other ids differ from episode to episode: their prompt states it, and all seven actions are legal."""
+"""By the beginning of the id: goal phrase, goal as a sentence, and the useful actions. The missions of all other ids
+differ from episode to episode: their prompt states the mission, and all seven actions are legal."""
 OTHERS = ("do what the mission says", "the mission is fulfilled", ())
 
 SHORT_NAMES = {
@@ -86,9 +86,9 @@ SHORT_NAMES = {
     "multi_room": ("MiniGrid-MultiRoom-N2-S4-v0", 40),
     "unlock": ("MiniGrid-Unlock-v0", 250),
 }
-"""Names of their own for those that one begins with: id and turns of an episode, DoorKey's as in the reference."""
+"""Short names of common beginner's envs: id and turns of an episode, DoorKey's as in the reference."""
 
 
 def family(name: str) -> tuple[str, str, tuple[str, ...]]:
-    """The entry of `FAMILIES` for an id, or `OTHERS`."""
+    """Returns the entry of `FAMILIES` for an id, or `OTHERS`."""
     return next((entry for start, entry in FAMILIES.items() if name.startswith(start)), OTHERS)

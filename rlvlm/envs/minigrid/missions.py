@@ -1,6 +1,6 @@
-"""Goals of MiniGrid's and BabyAI's missions, read from the env itself. Used by `env`; `planner` plans for it.
+"""Goals of MiniGrid's and BabyAI's missions, read from the env itself. Used by `env`; `planner` plans for them.
 
-BabyAI's missions are trees of instructions; MiniGrid's own envs each keep what they want under names of their own.
+BabyAI's missions are trees of instructions; MiniGrid's own envs keep their goals under various attribute names.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stand:
-    """To stand on one of these cells."""
+    """Goal to stand on one of these cells."""
 
     cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Face:
-    """To stand before one of these things and look at it, and then to say that it is done, where that is asked for."""
+    """Goal to stand before one of these things and face it and, if asked for, to signal that it is done."""
 
     things: tuple[WorldObj, ...]
     says_done: bool = False
@@ -28,26 +28,26 @@ class Face:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Take:
-    """To pick up one of these things."""
+    """Goal to pick up one of these things."""
 
     things: tuple[WorldObj, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Open:
-    """To open one of these doors: one that is open already is shut first."""
+    """Goal to open one of these doors; a door that is already open is shut first."""
 
     things: tuple[WorldObj, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutBeside:
-    """To put down one of `things` beside one of `fixed`."""
+    """Goal to put down one of `things` beside one of `fixed`."""
 
     things: tuple[WorldObj, ...]
     fixed: tuple[WorldObj, ...]
     across_corners: bool = False
-    """Whether a cell that shares a corner alone will do."""
+    """Whether a cell that only shares a corner counts."""
 
 
 Goal = Stand | Face | Take | Open | PutBeside
@@ -55,24 +55,24 @@ Goal = Stand | Face | Take | Open | PutBeside
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mission:
-    """Goals that are left to do."""
+    """Remaining goals of a mission."""
 
     goals: tuple[Goal, ...]
-    """In the order in which they are to be reached."""
+    """Goals in the order in which they must be reached."""
     never: tuple[Cell, ...] = ()
     """Cells that end the episode as a failure."""
     is_picky: bool = False
-    """Whether to pick up anything else, or to open another door, fails."""
+    """Whether picking up anything else, or opening another door, fails."""
 
 
 def read_mission(env: Any) -> Mission | None:
-    """The mission of an env of MiniGrid's package; None where its missions are not known here."""
+    """Returns the mission of an env of MiniGrid's package; None if its missions are not known here."""
     if hasattr(env, "instrs"):  # BabyAI's
         strict: list[bool] = []
         goals = _instructed(env.instrs, strict)
         return Mission(goals=tuple(goals), is_picky=any(strict))
-    # MiniGrid's own are told apart by what they have. The more special come first: what asks for a thing to be put
-    # somewhere has a `target_pos` too, and a goal square or a door may be there for another mission's sake.
+    # MiniGrid's own are told apart by their attributes, the more specific first: a mission to put a thing somewhere has
+    # a `target_pos` too, and a goal square or a door may be there for another mission.
     grid = env.grid
     cells = [(x, y) for x in range(grid.width) for y in range(grid.height)]
     squares = tuple(cell for cell in cells if (thing := grid.get(*cell)) is not None and thing.type == "goal")
@@ -100,13 +100,13 @@ def read_mission(env: Any) -> Mission | None:
 
 
 def _things(env: Any, kind: str, colour: str) -> tuple[WorldObj, ...]:
-    """Things of that kind and colour in the grid, or carried."""
+    """Returns things of that kind and colour in the grid, or carried."""
     found = [*env.grid.grid, env.carrying]
     return tuple(thing for thing in found if thing is not None and (thing.type, thing.color) == (kind, colour))
 
 
 def _instructed(instr: Any, strict: list[bool]) -> list[Goal]:
-    """The goals of a tree of BabyAI's instructions that are not reached yet."""
+    """Returns the goals in a tree of BabyAI instructions that are not reached yet."""
     strict.append(bool(getattr(instr, "strict", False)) and not hasattr(instr, "instr_a"))
     match type(instr).__name__:
         case "BeforeInstr" | "AndInstr":

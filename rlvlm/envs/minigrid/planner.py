@@ -1,14 +1,14 @@
 """Planner of MiniGrid's scripted expert: a plan is the whole way from the present state to success. Used by `env`.
 
-`plan_shortest` knows missions of a goal square or a locked door, and searches all that can happen: no way is shorter.
-It moves, picks up, and opens doors; it never puts anything down, which no shortest way of these needs as long as
-nothing but the key lies in the way.
+`plan_shortest` handles missions with a goal square or a locked door by an exhaustive search, so no way is shorter. It
+moves, picks up, and opens doors; it never puts anything down, which no shortest way needs here as long as nothing but
+the key is in the way.
 
-`plan_subgoals` knows the other missions: go to, pick up, put down, open, put beside. Each goal is reached by a shortest
-walk over cells and directions, found by Dijkstra's search. Where something stands in the way, that is a goal of its
-own, and is reached first: a locked door wants its key (which may lie in a box), and a thing that blocks the way is put
-aside. Each leg is the shortest there is, the whole is not: where a door is locked it takes some five steps more than
-`plan_shortest`, by which progress is counted; where none is, it takes the same ones.
+`plan_subgoals` handles the other missions: go to, pick up, put down, open, put beside. Each goal is reached by a
+shortest walk over cells and directions (Dijkstra). An obstacle becomes a goal of its own and is dealt with first: a
+locked door needs its key (which may lie in a box), and a thing that blocks the way is put aside. Each leg is shortest,
+but the whole is not: with a locked door it takes some five steps more than `plan_shortest`, by which progress is
+counted; without one it takes the same number.
 """
 
 import heapq
@@ -25,35 +25,35 @@ from rlvlm.envs.minigrid.missions import Cell, Face, Goal, Mission, Open, PutBes
 
 LEFT, RIGHT, FORWARD, PICK_UP, DROP, TOGGLE, DONE = range(7)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
-"""Columns and rows by which a step goes, by direction."""
+"""Column and row offset of a step, by direction."""
 _OPEN, _LOCKED = 0, 2
 _KEY, _DOOR, _GOAL = OBJECT_TO_IDX["key"], OBJECT_TO_IDX["door"], OBJECT_TO_IDX["goal"]
 _CARRIED = {OBJECT_TO_IDX[kind] for kind in ("key", "ball", "box")}
 _FREE = {OBJECT_TO_IDX[kind] for kind in ("empty", "floor", "goal")}
 
 Pose = tuple[Cell, int]
-"""Cell of the agent, and its direction."""
+"""Cell and direction of the agent."""
 State = tuple[Cell, int, int, int, int]
-"""Cell and direction of the agent; place in `_Layout.things` of what it carries (-1: nothing, -2: something that is not
-in the grid); bits of the things that still lie there; bits of the doors that are open."""
+"""Cell and direction of the agent; index in `_Layout.things` of the thing it carries (-1: nothing, -2: something not
+in the grid); bit mask of the things still lying there; bit mask of the open doors."""
 _NOTHING, _OTHER = -1, -2
-_COST_BLOCKED, _COST_LOCKED = 20, 40  # steps that it is thought to take to put a thing aside, and to fetch a key
-_TRIES, _DEPTH = 30, 12  # things done for one goal, and goals within goals, after which there is no way
+_COST_BLOCKED, _COST_LOCKED = 20, 40  # estimated steps to put a thing aside, and to fetch a key
+_TRIES, _DEPTH = 30, 12  # limits on attempts per goal, and on nesting of goals, beyond which planning fails
 Entry = tuple[int, tuple[tuple[int, bool], ...]]
-"""Cost of a step to another pose; its actions, each with whether nothing has to be cleared for it."""
+"""Cost of a step to another pose; its actions, each with whether it can be taken without clearing anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A way to success."""
+    """A plan to reach success."""
 
     actions: tuple[int, ...]
     targets: tuple[tuple[str, Cell], ...]
-    """For each action, what is acted on next, beyond walking: `key`, `door`, `goal`, ... and where."""
+    """For each action, the next thing acted on (beyond walking), `key`, `door`, `goal`, ..., and its cell."""
 
 
 def _ahead(pose: Pose) -> Cell:
-    """The cell that an agent there looks at, and walks into."""
+    """Returns the cell in front of the agent."""
     (x, y), facing = pose
     return x + STEPS[facing][0], y + STEPS[facing][1]
 
@@ -61,20 +61,20 @@ def _ahead(pose: Pose) -> Cell:
 def plan_shortest(
     grid: NDArray[np.int64], agent: tuple[int, int, int], carried: tuple[int, int] | None, wants_door: bool
 ) -> Plan | None:
-    """A shortest way, by breadth-first search; None where there is none, or nothing is left to do.
+    """Returns a shortest plan, by breadth-first search; None if there is none, or nothing is left to do.
 
     Args:
         grid: [W, H, 3] kind, colour and state of each cell.
         agent: column, row and direction.
-        carried: kind and colour of what the agent carries, where it does.
-        wants_door: whether success is to open a locked door rather than to stand on a goal square.
+        carried: kind and colour of the thing that the agent carries, if any.
+        wants_door: whether success is opening a locked door rather than standing on a goal square.
     """
     layout = _Layout(grid, carried, wants_door)
     start = layout.start(agent)
     if layout.is_success(start):
         return None
     came_from: dict[State, tuple[State, int]] = {}
-    queue = deque([start])  # first in, first out: states come by the number of actions, so the first success is nearest
+    queue = deque([start])  # first in, first out: states come in order of length, so the first success is nearest
     while queue:
         state = queue.popleft()
         for action, after in layout.moves(state):
@@ -108,19 +108,19 @@ class _Layout:
         self._wants_door = wants_door
 
     def start(self, agent: tuple[int, int, int]) -> State:
-        """The state with the agent at column, row and direction."""
+        """Returns the state with the agent at column, row and direction."""
         is_open = sum(1 << i for i, cell in enumerate(self.doors) if self._kinds[cell][2] == _OPEN)
         return agent[:2], agent[2], _OTHER if self._carried else _NOTHING, (1 << len(self.things)) - 1, is_open
 
     def moves(self, state: State) -> Iterator[tuple[int, State]]:
-        """Every action that changes something, and its result; walking into lava is left out."""
+        """Yields every action that changes something, with its result; walking into lava is left out."""
         cell, direction, hand, lying, is_open = state
         yield LEFT, (cell, (direction - 1) % 4, hand, lying, is_open)
         yield RIGHT, (cell, (direction + 1) % 4, hand, lying, is_open)
         ahead = _ahead((cell, direction))
         kind, colour, _ = self._kinds[ahead]
         if kind in _CARRIED:
-            bit = 1 << self.things.index(ahead)  # of the mask of things that still lie where they lay
+            bit = 1 << self.things.index(ahead)  # bit in the mask of things not yet picked up
             if not lying & bit:
                 yield FORWARD, (ahead, direction, hand, lying, is_open)
             elif hand == _NOTHING:
@@ -135,15 +135,13 @@ class _Layout:
             yield FORWARD, (ahead, direction, hand, lying, is_open)
 
     def is_success(self, state: State) -> bool:
-        """Whether `state` is what is wanted."""
+        """Returns whether `state` is a success."""
         if self._wants_door:
             return any(state[4] >> self.doors.index(cell) & 1 for cell in self._locked)
         return state[0] in self._goals
 
     def plan(self, state: State, actions: list[int]) -> Plan:
-        """The way from `state` by `actions`, with what each of them leads to: what the next action beyond walking acts
-        on, or the last cell.
-        """
+        """Returns the plan from `state` by `actions`, with each one's target: the next thing acted on, or last cell."""
         targets: list[tuple[str, Cell]] = []
         for number, action in enumerate(actions, start=1):
             if action in (PICK_UP, TOGGLE):
@@ -153,23 +151,22 @@ class _Layout:
         return Plan(tuple(actions), (*targets, *[("goal", state[0])] * (len(actions) - len(targets))))
 
     def _held(self, hand: int) -> tuple[int, int] | None:
-        """Kind and colour of what is in the hand of a state."""
+        """Returns kind and colour of the thing in the agent's hand."""
         if hand == _NOTHING:
             return None
         return self._carried if hand == _OTHER else self._kinds[self.things[hand]][:2]
 
 
 class _NoWay(Exception):
-    """Nothing leads to the goal."""
+    """No way leads to the goal."""
 
 
 def plan_subgoals(env: object, mission: Mission) -> Plan | None:
-    """Actions that fulfil a mission from the env's present state, of which nothing is changed; None where no way is
-    known.
+    """Returns actions that fulfil a mission from the env's present state, without changing it; None if no way is found.
 
     Args:
-        env: of MiniGrid.
-        mission: goals that are left in it.
+        env: env of MiniGrid.
+        mission: goals left in it.
     """
     thought = _Thought(env, mission)
     try:
@@ -184,7 +181,7 @@ def plan_subgoals(env: object, mission: Mission) -> Plan | None:
 
 
 class _Thought:
-    """The grid, the agent and its hand as they would be after all actions so far; see `plan_subgoals`."""
+    """The grid, the agent and its hand as they would be after all planned actions; see `plan_subgoals`."""
 
     def __init__(self, env: object, mission: Mission) -> None:
         grid = env.grid  # pyright: ignore[reportAttributeAccessIssue] - a MiniGridEnv
@@ -200,18 +197,18 @@ class _Thought:
         self._mission = mission
         self.actions: list[int] = []
         self.acted: list[tuple[int, tuple[str, Cell]]] = []
-        """After how many actions something was acted on or reached, and what."""
+        """Each thing acted on or reached, and after how many actions."""
 
     def reach(self, goal: Goal, depth: int = 0) -> None:
-        """Plays until `goal` is reached.
+        """Plans actions until `goal` is reached.
 
         Raises:
-            _NoWay: it is not, whatever was tried.
+            _NoWay: no attempt reached it.
         """
-        if depth > _DEPTH:  # each thing in the way would have another in its own
+        if depth > _DEPTH:  # obstacles within obstacles
             raise _NoWay
-        # Each of these does one thing more for the goal, and says whether it is reached by that. Where something was in
-        # the way they have cleared it instead, and begin again with the grid as it is then.
+        # Each of these does one more thing for the goal, and returns whether that reaches it. If an obstacle was in the
+        # way, they clear it instead, and start again from the changed grid.
         for _ in range(_TRIES):
             match goal:
                 case Stand():
@@ -243,7 +240,7 @@ class _Thought:
         if self._hand is None and is_lying:
             self._act(PICK_UP)
             return True
-        self._put_down()  # another thing; or the one that is wanted, which has to be picked up anew
+        self._put_down()  # another thing, or the wanted one, which has to be picked up anew
         return False
 
     def _open_door(self, goal: Open, depth: int) -> bool:
@@ -255,11 +252,11 @@ class _Thought:
             self._fetch_key(door.color, depth)
             return False
         self._act(TOGGLE)
-        return id(door) in self._open  # one that was open is shut now, and opened the next time
+        return id(door) in self._open  # an open door is shut now, and opened the next time
 
     def _put_beside(self, goal: PutBeside, depth: int) -> bool:
         if not any(self._hand is thing for thing in goal.things):
-            # a thing that is wanted and fixed at once is not put beside itself
+            # a thing cannot be put beside itself
             apart = tuple(thing for thing in goal.things if any(other is not thing for other in goal.fixed))
             self.reach(Take(things=apart), depth + 1)
             return False
@@ -272,22 +269,22 @@ class _Thought:
         return True
 
     def _go_before(self, things: tuple[WorldObj, ...], depth: int) -> bool:
-        """Walks until one of `things` is ahead; whether it is."""
+        """Walks until one of `things` is ahead; returns whether it is."""
         cells = set(self._places(things))
         return bool(cells) and self._go(lambda pose: _ahead(pose) in cells, depth)
 
     def _go(self, is_end: Callable[[Pose], bool], depth: int) -> bool:
-        """Walks to the nearest pose that is wanted, as far as nothing is in the way; else clears that, and says so.
+        """Walks to the nearest wanted pose and returns True, or clears the first obstacle on the way and returns False.
 
         Raises:
-            _NoWay: there is no such pose.
+            _NoWay: no such pose can be reached.
         """
         for action, is_free in self._way(is_end):
             if is_free:
                 self._act(action)
                 continue
-            # A locked door is opened, and anything else put aside, all the way: what was in the hand for it is fetched
-            # anew by the goal that wants it there.
+            # A locked door is opened, and anything else put aside, completely: the goal fetches again what was put down
+            # for it.
             thing = self._cells[self._front]
             assert thing is not None, "it is in the way"
             if isinstance(thing, Door):
@@ -299,7 +296,7 @@ class _Thought:
         return True
 
     def _fetch_key(self, colour: str, depth: int) -> None:
-        """Has a key of `colour` in the hand in the end, out of a box if need be."""
+        """Ends with a key of `colour` in the hand, taken out of a box if need be."""
         lying = [thing for thing in self._cells.values() if thing is not None]
         keys = tuple(thing for thing in lying if (thing.type, thing.color) == ("key", colour))
         if not keys:
@@ -308,15 +305,15 @@ class _Thought:
             if not boxes:
                 raise _NoWay
             self.reach(Face(things=boxes), depth + 1)
-            self._act(TOGGLE)  # the box is gone, and its key lies where it was
+            self._act(TOGGLE)  # the box is gone, and its key lies in its place
             keys = tuple(thing for thing in (self._cells[self._front],) if thing is not None)
         self.reach(Take(things=keys), depth + 1)
 
     def _put_down(self) -> None:
-        """Puts down what is in the hand, at the nearest place where it blocks nothing.
+        """Puts down the carried thing at the nearest place where it blocks nothing.
 
         Raises:
-            _NoWay: there is none, or nothing is in the hand.
+            _NoWay: there is no such place, or nothing is carried.
         """
         if self._hand is None:
             raise _NoWay
@@ -334,13 +331,13 @@ class _Thought:
         self._act(DROP)
 
     def _would_block(self, place: Cell) -> bool:
-        """Whether a thing at `place` stands before a door, or parts cells around it from each other."""
+        """Returns whether a thing at `place` would block a door, or separate the cells around it."""
         sides = [(place[0] + x, place[1] + y) for x, y in STEPS]
         if any(isinstance(self._cells.get(side), Door) for side in sides):
             return True
         ring = [(place[0] + x, place[1] + y) for x in (-1, 0, 1) for y in (-1, 0, 1) if (x, y) != (0, 0)]
         free = {cell for cell in ring if cell in self._cells and (self._is_empty(cell) or cell == self._cell)}
-        # the free cells beside it have to be joined by others around it: a search among the eight is enough
+        # the free neighbours must be connected through the eight cells around it: a search among these is enough
         wanted = [side for side in sides if side in free]
         if not wanted:
             return False
@@ -353,21 +350,22 @@ class _Thought:
         return not set(wanted) <= reached
 
     def _way(self, is_end: Callable[[Pose], bool], clears: bool = True) -> list[tuple[int, bool]]:
-        """The cheapest walk to a pose that is wanted: actions, each with whether nothing has to be cleared for it.
+        """Returns the cheapest walk to a wanted pose: actions, each with whether it can be taken without clearing
+        anything.
 
         Args:
-            is_end: whether a pose is wanted.
-            clears: whether the walk may lead through what has to be cleared first.
+            is_end: whether a pose is a wanted one.
+            clears: whether the walk may lead through obstacles that must be cleared first.
 
         Raises:
-            _NoWay: there is none.
+            _NoWay: there is no such walk.
         """
         start: Pose = (self._cell, self._facing)
         costs: dict[Pose, int] = {start: 0}
         came_from: dict[Pose, tuple[Pose, tuple[tuple[int, bool], ...]]] = {}
         queue = [(0, 0, start)]
         while queue:
-            cost, _, pose = heapq.heappop(queue)  # of equal costs the one that was found first: plans are repeatable
+            cost, _, pose = heapq.heappop(queue)  # ties go to the one found first, so that plans are repeatable
             if cost > costs[pose]:  # a cheaper way was found since
                 continue
             if is_end(pose):
@@ -393,24 +391,24 @@ class _Thought:
         raise _NoWay
 
     def _entering(self, cell: Cell, clears: bool) -> Entry | None:
-        """Cost of entering a cell from beside it, and the actions for it; None where it cannot be entered."""
+        """Returns the cost of entering a cell from beside it, and the actions; None if it cannot be entered."""
         if cell not in self._cells or cell in self._mission.never:
             return None
         thing = self._cells[cell]
         if thing is None or thing.type in ("floor", "goal") or id(thing) in self._open:
             return 1, ((FORWARD, True),)
         if isinstance(thing, Door):
-            if self._mission.is_picky:  # which counts any other door as a failure
+            if self._mission.is_picky:  # any other door counts as a failure
                 return None
             if id(thing) not in self._locked or self._fits(thing):
                 return 2, ((TOGGLE, True), (FORWARD, True))
-            return (2 + _COST_LOCKED, ((TOGGLE, False),)) if clears else None  # wants its key first
+            return (2 + _COST_LOCKED, ((TOGGLE, False),)) if clears else None  # needs its key first
         if thing.can_pickup() and clears and not self._mission.is_picky:
             return 1 + _COST_BLOCKED, ((PICK_UP, False),)
         return None
 
     def _act(self, action: int) -> None:
-        """Carries out an action in thought."""
+        """Simulates an action."""
         self.actions.append(action)
         front = self._front
         if action in (PICK_UP, DROP, TOGGLE, DONE):
@@ -427,12 +425,12 @@ class _Thought:
             thing = self._cells[front]
             if isinstance(thing, Box):
                 self._cells[front] = thing.contains
-            else:  # a door, which is opened or shut; unlocked it stays
+            else:  # a door is opened or shut; once unlocked it stays so
                 self._locked.discard(id(thing))
                 self._open ^= {id(thing)}
 
     def _note(self, cell: Cell) -> None:
-        """Keeps the result of the actions so far: the content of `cell`."""
+        """Records what the actions so far have reached: the content of `cell`."""
         thing = self._cells[cell]
         name = "empty cell" if thing is None else thing.type
         self.acted.append((len(self.actions), (name, cell)))
@@ -446,7 +444,7 @@ class _Thought:
         return [cell for cell, thing in self._cells.items() if id(thing) in wanted]
 
     def _fits(self, door: WorldObj) -> bool:
-        """Whether the key of a door is in the hand."""
+        """Returns whether the key of a door is in the hand."""
         return self._hand is not None and self._hand.type == "key" and self._hand.color == door.color
 
     def _is_empty(self, cell: Cell) -> bool:

@@ -1,4 +1,4 @@
-"""Images of whole grids from their encodings, many at once, equal to MiniGrid's own to the pixel."""
+"""Images of whole grids from their encodings, many at once, identical to MiniGrid's own to the pixel."""
 
 from functools import lru_cache
 
@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import Frames
 
 TILE_PX = 32
-"""Side of a cell, as MiniGrid draws it."""
+"""Side of a cell in pixels, as in MiniGrid."""
 _DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
 _OPEN = 0
-_CODE = 16  # more than there are kinds of objects, colours or states
+_CODE = 16  # more than the number of object kinds, of colours or of states
 _WALL, _DOOR = OBJECT_TO_IDX["wall"], OBJECT_TO_IDX["door"]
 
 
 def paint(grids: NDArray[np.int64], agents: NDArray[np.int64], view_size: int, sees_through: bool) -> Frames:
-    """Images [N, H * 32, W * 32, 3].
+    """Returns images [N, H * 32, W * 32, 3].
 
     Args:
         grids: [N, W, H, 3] kind, colour and state of each cell, as MiniGrid encodes them.
         agents: [N, 3] column, row and direction of the agent.
-        view_size: side of what the agent sees, in cells; that is drawn lighter.
-        sees_through: whether it sees through walls.
+        view_size: side of the agent's view, in cells; the view is drawn lighter.
+        sees_through: whether the agent sees through walls.
     """
     count, width, height = grids.shape[:3]
     is_lit = visible(grids, agents, view_size, sees_through)
     heading = np.zeros((count, width, height), np.int64)
     heading[np.arange(count), agents[:, 0], agents[:, 1]] = 1 + agents[:, 2]
-    # a cell in one number: equal numbers look alike, and each different one is drawn once
+    # encode each cell as one number, so that each distinct cell is drawn once
     codes = ((grids[..., 0] * _CODE + grids[..., 1]) * _CODE + grids[..., 2]) * _CODE + heading * 2 + is_lit
     distinct, indices = np.unique(codes, return_inverse=True)
     tiles = np.stack([_tile(int(code)) for code in distinct])
@@ -45,7 +45,7 @@ def paint(grids: NDArray[np.int64], agents: NDArray[np.int64], view_size: int, s
 def visible(
     grids: NDArray[np.int64], agents: NDArray[np.int64], view_size: int, sees_through: bool
 ) -> NDArray[np.bool_]:
-    """[N, W, H] the cells that each agent sees: MiniGrid's own rule, for all grids at once."""
+    """Returns [N, W, H], the cells that each agent sees, by MiniGrid's own rule, for all grids at once."""
     count, width, height = grids.shape[:3]
     forward = _DIRECTIONS[agents[:, 2]]
     right = np.stack([-forward[:, 1], forward[:, 0]], axis=1)
@@ -54,12 +54,12 @@ def visible(
         agents[:, None, None, :2]
         + right[:, None, None] * across[None, :, None, None]
         + forward[:, None, None] * ahead[None, None, :, None]
-    )  # [N, view, view, 2]; the agent stands in the middle of the last row of its own view
+    )  # [N, view, view, 2]; the agent stands in the middle of the last row of its view
     inside = ((cells >= 0) & (cells < (width, height))).all(-1)
     rows = np.arange(count)[:, None, None]
     column, row = np.where(inside, cells[..., 0], 0), np.where(inside, cells[..., 1], 0)
     seen = inside
-    if not sees_through:  # a wall hides what lies behind it, and so does a door that is not open
+    if not sees_through:  # a wall or a door that is not open hides the cells behind it
         kinds, states = grids[rows, column, row][..., 0], grids[rows, column, row][..., 2]
         blocked = (kinds == _WALL) | ((kinds == _DOOR) & (states != _OPEN)) | ~inside
         seen = inside & _lit(blocked)
@@ -69,11 +69,11 @@ def visible(
 
 
 def _lit(blocked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[N, view, view] what light reaches that starts at the agent and is passed on by cells that do not block."""
+    """Returns [N, view, view], the cells reached by light that starts at the agent and is stopped by `blocked`."""
     size = blocked.shape[1]
     lit = np.zeros_like(blocked)
     lit[:, size // 2, size - 1] = True
-    # from the agent's row away from it, each row once to the right and once to the left, as MiniGrid spreads light
+    # row by row away from the agent, each first to the right and then to the left, as MiniGrid spreads light
     for row in reversed(range(size)):
         for columns, step in ((range(size - 1), 1), (range(size - 1, 0, -1), -1)):
             for column in columns:
@@ -87,7 +87,7 @@ def _lit(blocked: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=4_096)
 def _tile(code: int) -> Frames:
-    """One cell [32, 32, 3], drawn by MiniGrid; not to be written to."""
+    """Returns one cell [32, 32, 3], drawn by MiniGrid; must not be written to."""
     rest, flags = divmod(code, _CODE)
     rest, state = divmod(rest, _CODE)
     kind, colour = divmod(rest, _CODE)

@@ -1,9 +1,9 @@
-"""Base of envs on MuJoCo (state, images), and scenes as envs: for tasks of one's own and for the deformable ones.
+"""Base of envs on MuJoCo (state, images), and scenes as envs: for users' own tasks and for the deformable ones.
 
-A scene defines how a model is used: how an episode starts, what an action does, what is observed, how good a
-state is. `SceneEnv` makes a `StepEnv` of it: episodes, states to the bit, snapshots and images. A scene of one's own
-inherits from `MujocoScene`, which does everything but the start and the judging: docs/mujoco_tasks.md shows one whole.
-`EnvConfig.robot` changes nothing here.
+A scene defines how a model is used: how an episode starts, what an action does, what is observed, how good a state is.
+`SceneEnv` turns it into a `StepEnv`: episodes, bit-exact states, snapshots and images. Your own scene inherits from
+`MujocoScene`, which does everything but the start and the judging: docs/mujoco_tasks.md shows a complete one.
+`EnvConfig.robot` has no effect here.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
@@ -30,10 +30,10 @@ KEY_GRAIN = 0.25e-3
 
 
 class MujocoEnv(StepEnv):
-    """An env whose physics is a MuJoCo model at work. A family sets `_model`, `_data` and S, and says how it steps.
+    """An env whose physics is a running MuJoCo model. A family sets `_model`, `_data` and S, and implements the step.
 
     Args:
-        goal: fills the slot of the prompt.
+        goal: goal phrase for the prompt.
         action_size: A.
         config: episode length.
 
@@ -45,10 +45,10 @@ class MujocoEnv(StepEnv):
     _model: mujoco.MjModel
     _data: mujoco.MjData
     _hand: tuple[str, ...] = ()
-    """Bodies or sites whose middle is the hand; empty where there is none."""
+    """Bodies or sites whose centre is the hand; empty if there is none."""
 
     def __init__(self, goal: str, action_size: int, config: EnvConfig) -> None:
-        ensure_renderer()  # before an hour of training, not after
+        ensure_renderer()  # before training starts, rather than an hour into it
         self.goal = goal
         self.action_space = gym.spaces.Box(-1.0, 1.0, (action_size,), np.float32)
         self._episode_steps = config.episode_steps
@@ -56,7 +56,7 @@ class MujocoEnv(StepEnv):
         self._renderer: Renderer | None = None
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, size_px, size_px, 3] of `snapshots` [N, S].
+        """Returns images [N, size_px, size_px, 3] of `snapshots` [N, S].
 
         Snapshots are rounded to the grain of `image_key` first, so that equal keys give equal images to the bit.
 
@@ -80,8 +80,9 @@ class MujocoEnv(StepEnv):
         return self._renderer
 
     def get_state(self) -> dict[str, Any]:
-        """Physics, generator and step count."""
-        # all that the next step depends on, the solver's warm start too: less, and the future is only nearly the same
+        """Returns physics, generator and step count."""
+        # everything that the next step depends on, including the solver's warm start; with less, the future differs
+        # slightly
         physics = np.empty(mujoco.mj_stateSize(self._model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         return {"physics": physics, "steps": self._steps, "generator": self.generator_text()}
@@ -89,10 +90,10 @@ class MujocoEnv(StepEnv):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned; observations, rewards and images go on bit-identically.
 
-        Positions in world coordinates follow with the next step. `mj_forward` would compute them at once, but it also
-        moves the solver's warm start on, and the future with it.
+        Positions in world coordinates are updated by the next step. `mj_forward` would compute them at once, but would
+        also change the solver's warm start, and with it the future.
         """
-        physics = np.array(state["physics"])  # a copy: what comes through Ray is read-only, and MuJoCo refuses that
+        physics = np.array(state["physics"])  # a copy: arrays from Ray are read-only, which MuJoCo refuses
         mujoco.mj_setState(self._model, self._data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         self._steps = int(state["steps"])
         self.set_generator(state["generator"])
@@ -105,35 +106,35 @@ class MujocoEnv(StepEnv):
 
     @abstractmethod
     def _make_renderer(self) -> Renderer:
-        """Draws this env's snapshots; made for the first image."""
+        """Makes the renderer of this env's snapshots; called for the first image."""
 
 
 DIVERGED = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
-"""Warnings after which MuJoCo has started over, as if nothing had happened."""
+"""Warnings after which MuJoCo has silently reset the simulation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SceneState:
-    """The simulator's truth about a state."""
+    """Ground truth about a state."""
 
     reward: float
     progress: float
-    """How far the task is done, 0 to 1 after clipping."""
+    """Share of the task that is done, 0 to 1 after clipping."""
     success: bool
     is_over: bool = False
-    """Whether nothing can follow: the episode ends for good, and not by the time limit."""
+    """Whether the episode terminates here, as opposed to the time limit's truncation."""
 
 
 class MujocoScene(ABC):
-    """One task: its model, and what an episode does with it. One of your own writes `goal`, `judge` and, where episodes
+    """A task: its model, and what an episode does with it. Your own scene defines `goal`, `judge` and, where episodes
     differ, `place`.
 
-    Everything that changes must lie in `data`, which is what states are made of. What a reset moves and images show,
+    Everything that changes must be in `data`, from which states are made. A thing that a reset moves and images show,
     such as a target, is best a mocap body: snapshots hold joint and mocap positions, not those of other bodies.
 
     Args:
         xml: the model, as MJCF or as the path of a file with it; each actuator has a control range.
-        camera: from where images are taken; None takes the first camera of the model, which is fixed to the env.
+        camera: camera of the images; None takes the first camera of the model, which must be fixed to the world.
         substeps: steps of the simulation per env step, >= 1.
 
     Raises:
@@ -141,11 +142,11 @@ class MujocoScene(ABC):
     """
 
     goal: str
-    """Fills the slot of the prompt."""
+    """Goal phrase for the prompt."""
     is_symmetric: bool = False
-    """As of `Env`."""
+    """See `Env.is_symmetric`."""
     hand: tuple[str, ...] = ()
-    """Names of the bodies or sites whose middle is the hand, for `--env.draw-path`; empty where there is none."""
+    """Names of the bodies or sites whose centre is the hand, for `--env.draw-path`; empty if there is none."""
 
     def __init__(self, xml: str | Path, camera: Camera | None = None, substeps: int = 10) -> None:
         is_file = isinstance(xml, Path) or xml.endswith(".xml")
@@ -154,46 +155,46 @@ class MujocoScene(ABC):
             raise ValueError("the model needs a camera that is fixed to the world and comes first: <camera .../>")
         if not self.model.actuator_ctrllimited.all():
             raise ValueError('each actuator needs a range, e.g. <motor joint="elbow" ctrlrange="-1 1"/>')
-        axes = np.empty(9)  # of the model's own camera, row by row: its columns are right, up and backwards
+        axes = np.empty(9)  # axes of the model's own camera, row by row: its columns are right, up and backwards
         mujoco.mju_quat2Mat(axes, self.model.cam_quat[0])
         (x, y, z), fovy = self.model.cam_pos[0].tolist(), float(self.model.cam_fovy[0])
         right, up = (axes[0], axes[3], axes[6]), (axes[1], axes[4], axes[7])
         self.camera = camera or Camera(position=(x, y, z), right=right, up=up, fovy_deg=fovy)
         self.drawn: mujoco.MjModel = self.model
-        """The model as images show it, with the same joints."""
+        """Model to draw, with the same joints as `model`."""
         self.action_size: int = self.model.nu
-        """A."""
+        """A, the numbers in an action."""
         self._substeps = substeps
 
     @abstractmethod
     def judge(self, data: mujoco.MjData) -> SceneState:
-        """How good that state is; positions in world coordinates (`data.site(...).xpos`) are up to date."""
+        """Returns how good the state is; positions in world coordinates (`data.site(...).xpos`) are up to date."""
 
     def place(self, data: mujoco.MjData, rng: np.random.Generator) -> None:
-        """Puts the start of an episode into `data`, which holds the model's initial state: by default, that."""
+        """Sets up the start of an episode in `data`, which holds the model's initial state; by default as it is."""
         return
 
     def act(self, data: mujoco.MjData, action: FloatArray) -> None:
-        """Stretches `action` [A] from [-1, 1] to the ranges of the actuators, and lets the simulation run."""
+        """Stretches `action` [A] from [-1, 1] to the actuators' ranges, and simulates one env step."""
         low, high = self.model.actuator_ctrlrange.T
         data.ctrl[:] = low + (action + 1) / 2 * (high - low)
         mujoco.mj_step(self.model, data, nstep=self._substeps)
 
     def script(self, obs: FloatArray) -> NDArray[np.floating] | None:
-        """[A] the action of a script that knows the goal at `obs` [D]; None, the default, where there is none."""
+        """Returns [A], the action at `obs` [D] of a script that knows the goal; by default None: no script."""
         return None
 
     def observe(self, data: mujoco.MjData) -> NDArray[np.float64]:
-        """[D]: positions and velocities of the joints, and the places of mocap bodies."""
+        """Returns [D]: positions and velocities of the joints, and the positions of mocap bodies."""
         return np.concatenate([data.qpos, data.qvel, data.mocap_pos.ravel()])
 
 
 class SceneEnv(MujocoEnv):
-    """A scene as an env. A snapshot holds the positions of joints, and places and turns of mocap bodies.
+    """A scene as an env. A snapshot holds joint positions, and positions and orientations of mocap bodies.
 
     Args:
-        scene: the task; not shared with other envs.
-        config: episode length; the scene has its start.
+        scene: scene of the task; not shared with other envs.
+        config: episode length; the scene knows its start.
         seed: of everything random in this env, until `reset` is given another.
 
     Raises:
@@ -206,22 +207,22 @@ class SceneEnv(MujocoEnv):
         self.snapshot_size = scene.model.nq + 7 * scene.model.nmocap
         self._scene, self._hand = scene, scene.hand
         self._model, self._data = scene.model, mujoco.MjData(scene.model)
-        obs, _ = self.reset(seed=seed)  # a scene says how much it observes by observing
+        obs, _ = self.reset(seed=seed)  # determines D from an actual observation
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
-        """First observation [D] and info of a new episode; `options` is not used."""
+        """Returns the first observation [D] and info of a new episode; `options` is not used."""
         super().reset(seed=seed, options=options)
-        mujoco.mj_resetData(self._model, self._data)  # user data too, in which a scene may keep what `place` drew
+        mujoco.mj_resetData(self._model, self._data)  # including user data, where a scene may store what `place` drew
         self._scene.place(self._data, self.np_random)
         self._steps = 0
         obs, _, info = self._look()
         return obs, info
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
-        """Observation [D], reward, whether the task is over, whether the time is, info.
+        """Returns observation [D], reward, terminated (the task is over), truncated (the time limit), info.
 
         Raises:
             NumericsError: the action is not finite, or the simulation has diverged.
@@ -235,17 +236,17 @@ class SceneEnv(MujocoEnv):
             )
         obs, outcome, info = self._look()
         self._steps += 1
-        # an end for good is no time limit: a critic must not look beyond the one, and has to beyond the other
+        # termination is not truncation: a critic bootstraps beyond the latter, but not beyond the former
         truncated = not outcome.is_over and self._steps >= self._episode_steps
         return obs, outcome.reward, outcome.is_over, truncated, info
 
     def snapshot(self) -> FloatArray:
-        """[S]: joint positions, then places and turns of mocap bodies. Velocities are not seen, so not kept."""
+        """Returns [S]: joint positions, positions and orientations of mocap bodies, but no (invisible) velocities."""
         data = self._data
         return np.concatenate([data.qpos, data.mocap_pos.ravel(), data.mocap_quat.ravel()], dtype=np.float32)
 
     def scripted_action(self, obs: FloatArray) -> FloatArray | None:
-        """[A] what the scene's own script does next; None where it has none."""
+        """Returns [A], the next action of the scene's own script; None if it has none."""
         action = self._scene.script(obs)
         return None if action is None else np.asarray(action, np.float32)
 
@@ -254,10 +255,10 @@ class SceneEnv(MujocoEnv):
         return Renderer(drawn, self._scene.camera, np.zeros(drawn.ngeom, bool), (), has_mocaps=True)
 
     def _look(self) -> tuple[FloatArray, SceneState, dict[str, Any]]:
-        """The observation [D], the truth about the state just reached, and the info.
+        """Returns the observation [D], the ground truth about the state just reached, and the info.
 
-        Positions in world coordinates are computed by kinematics alone: `mj_forward` would also move the solver's warm
-        start on, and the future with it.
+        Positions in world coordinates are computed by kinematics alone: `mj_forward` would also change the solver's
+        warm start, and with it the future.
         """
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_flex(self._model, self._data)

@@ -1,1 +1,1 @@
-"""Common parts of envs on robosuite: loading it quietly, a lean arm controller, and light models to draw."""
+"""Common parts of envs on robosuite: loading it quietly, a lean arm controller, and lighter models for drawing."""

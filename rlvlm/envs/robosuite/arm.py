@@ -22,21 +22,21 @@ from rlvlm.core.steps import FloatArray
 Doubles = NDArray[np.float64]
 
 EXACT_STEP_S = 0.002
-"""robosuite's step of the simulation."""
+"""Simulation step of robosuite, seconds."""
 FAST_STEP_S = 0.005
-"""A longer one: twice the speed, slightly other movements."""
+"""Longer simulation step, seconds: twice the speed, slightly different movements."""
 _NULLSPACE_KP = 10.0
-# ranges of the gripper's command per second: it changes by a little in each substep
+# range of the gripper's command per second: each substep changes it a little
 _GRIPPER_SPEED = 0.01 / EXACT_STEP_S
 
 
 class Arm:
-    """Drives the arm of a robosuite env by changes of the hand's pose.
+    """Controls the arm of a robosuite env by changes of the hand's pose.
 
-    What it remembers from step to step is in `memory`; everything else is in the env's `data`.
+    Its own state between steps is in `memory`; everything else is in the env's `data`.
 
     Args:
-        env: a robosuite env with one Panda under OSC_POSE. Its model and data are used as they are.
+        env: a robosuite env with one Panda under OSC_POSE. Its model and data are used directly, not copied.
     """
 
     def __init__(self, env: Any) -> None:
@@ -46,11 +46,11 @@ class Arm:
         self.data: mujoco.MjData = env.sim.data._data
         self.control_step_s: float = env.control_timestep
         self.site: int = env.sim.model.site_name2id(controller.eef_name)
-        # these two are windows into the simulator's memory
+        # these two are views of the simulator's memory
         self.place: Doubles = self.data.site_xpos[self.site]
-        """[3] of the point between the finger tips, metres, as of the latest kinematics."""
+        """[3] position of the point between the finger tips, metres, at the latest kinematics."""
         self.turn: Doubles = self.data.site_xmat[self.site].reshape(3, 3)
-        """[3, 3] of the hand, columns are its axes."""
+        """[3, 3] orientation of the hand; columns are its axes."""
         self._hand: int = env.sim.model.body_name2id(robot.robot_model.eef_name)
         self._joints, self._dofs = np.asarray(controller.qpos_index), np.asarray(controller.qvel_index)
         self.gripper_joints = np.asarray(robot._ref_gripper_joint_pos_indexes)
@@ -67,31 +67,31 @@ class Arm:
         self._mass = np.zeros((self.model.nv, self.model.nv))
         self._jacobian = np.zeros((6, self.model.nv))
         self.memory = np.zeros(14)
-        """[14] the goal's place and turn, and the gripper's command: part of a state, as the physics is."""
-        # windows onto it, written to in place
+        """[14] target position and orientation, and the gripper's command: part of a state, as the physics is."""
+        # views of it, written to in place
         self._goal_place, self._goal_turn = self.memory[:3], self.memory[3:12].reshape(3, 3)
         self._grip = self.memory[12:]
 
     def proprio(self) -> FloatArray:
-        """[8] place of the hand, its turn as an axis times an angle, and both fingers' joints, as LIBERO's datasets."""
+        """Returns [8]: hand position, rotation as axis times angle, both finger joints, as in LIBERO's datasets."""
         w, *axis = self.data.xquat[self._hand]
         w = min(max(w, -1.0), 1.0)
         sine = np.sqrt(1.0 - w * w)
-        # a quaternion is (cos a/2, sin a/2 axis); where it hardly turns its axis means nothing
+        # a quaternion is (cos a/2, sin a/2 axis); for a tiny angle the axis is undefined
         turn = np.zeros(3) if sine < 1e-8 else np.array(axis) * 2.0 * np.arccos(w) / sine
         return np.concatenate([self.place, turn, self.data.qpos[self.gripper_joints]]).astype(np.float32)
 
     def let_go(self) -> None:
-        """As at the start of an episode: the goal is the pose of rest, the gripper has no command."""
+        """Resets the controller as for a new episode: the target is the pose of rest, the gripper has no command."""
         self._goal_place[:], self._goal_turn[:], self._grip[:] = self._rest_place, self._rest_turn, 0.0
 
     def step(self, action: FloatArray, step_s: float = EXACT_STEP_S, *, keeps_goal: bool = False) -> None:
-        """One env step.
+        """Makes one env step.
 
         Args:
-            action: [7] change of place and turn, each in [-1, 1] of 5 cm and 0.5 rad, and the gripper: 1 closes, -1
-                opens.
-            step_s: of the simulation, seconds; divides the env step.
+            action: [7] change of position and rotation, each in [-1, 1] of 5 cm and 0.5 rad, and the gripper: 1 closes,
+                -1 opens.
+            step_s: simulation step, seconds; divides the env step.
             keeps_goal: whether only the gripper's part of `action` counts.
         """
         model, data = self.model, self.data
@@ -108,7 +108,7 @@ class Arm:
             mujoco.mj_step2(model, data)
 
     def _set_goal(self, change: Doubles) -> None:
-        """The goal is the present pose, changed; an orientation that is not changed stays what it was to be."""
+        """Sets the target to the present pose, changed; an orientation that is not changed keeps its target."""
         self._goal_place[:] = self.place + change[:3]
         angle = np.linalg.norm(change[3:])
         if angle > 0:
@@ -118,7 +118,7 @@ class Arm:
             self._goal_turn[:] = turn.reshape(3, 3) @ self.turn
 
     def _torques(self) -> Doubles:
-        """[7] of the joints, cut to their limits."""
+        """Returns [7] joint torques, clipped to their limits."""
         data, dofs = self.data, self._dofs
         mujoco.mj_jacSite(self.model, data, self._jacobian[:3], self._jacobian[3:], self.site)
         speed = self._jacobian @ data.qvel
@@ -128,13 +128,13 @@ class Arm:
         turn, goal = self.turn, self._goal_turn
         error = np.empty(6)
         error[:3] = self._goal_place - self.place
-        # half the sum of cross products of the present axes with those wanted
+        # half the sum of cross products of the present axes with the target ones
         relative = goal @ turn.T
         error[3:] = relative[2, 1] - relative[1, 2], relative[0, 2] - relative[2, 0], relative[1, 0] - relative[0, 1]
         error[3:] *= 0.5
-        # acceleration wanted of the hand: kp e - kd v
+        # target acceleration of the hand: kp e - kd v
         wanted = error * self._kp - speed * self._kd
-        # the hand's inertia is L = (J M^-1 J^T)^-1; place and turn are taken apart, so two 3 x 3 blocks are enough
+        # the hand's inertia is L = (J M^-1 J^T)^-1; position and rotation are decoupled, so two 3 x 3 blocks are enough
         mobility = _solved(mass, jacobian.T)  # M^-1 J^T
         inverse_inertia = jacobian @ mobility
         wrench = np.concatenate(
@@ -146,13 +146,13 @@ class Arm:
         )
         # N^T tau = tau - J^T Lambda (M^-1 J^T)^T tau
         towards_rest -= jacobian.T @ _solved(inverse_inertia, mobility.T @ towards_rest)
-        # tau = J^T F + what gravity and rotation need + the pull to rest where it does not move the hand
+        # tau = J^T F + gravity and rotation terms + the pull to rest in the null space of the hand
         torques = jacobian.T @ wrench + data.qfrc_bias[dofs] + towards_rest
         return np.minimum(np.maximum(torques, self._low), self._high)
 
 
 def _solved(matrix: Doubles, right: Doubles) -> Doubles:
-    """The same as `numpy.linalg.solve`, in a third of its time for matrices as small as these."""
+    """Solves like `numpy.linalg.solve`, in a third of its time for matrices as small as these."""
     _, _, solution, info = dgesv(matrix, right)
     if info:
         raise np.linalg.LinAlgError(f"singular matrix ({info})")

@@ -1,4 +1,4 @@
-"""Settings of envs on robosuite, and what LIBERO's share with them."""
+"""Settings of envs on robosuite, and those shared with LIBERO."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
@@ -9,30 +9,29 @@ from rlvlm.envs.config import EnvConfig, TurnEnvConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicsConfig(EnvConfig):
-    """Settings of every env on robosuite, whatever its kind."""
+    """Settings of every env on robosuite, of any kind."""
 
     physics: Literal["exact", "fast"] = "exact"
-    """While training. exact: the benchmark's 2 ms steps; fast: 5 ms, twice the speed and slightly other movements.
-    Evaluations and demonstrations are always exact."""
+    """Simulation step in training. exact: the benchmark's 2 ms; fast: 5 ms, twice the speed and slightly different
+    movements. Evaluations and demonstrations always use exact."""
 
     def for_demonstrations(self) -> Self:
-        """See `EnvConfig`: with exact physics."""
+        """See `EnvConfig`; uses exact physics."""
         return replace(super().for_demonstrations(), physics="exact")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PickPlaceConfig(TurnEnvConfig, PhysicsConfig):
-    """robosuite in turns."""
+    """Settings of robosuite's task in turns."""
 
     has_split: ClassVar[bool] = False
     shows_text: bool = False
-    """Whether the prompt states where the hand is."""
+    """Whether the prompt states the hand's position."""
     move_ticks: int = 4
-    """Control ticks, of 50 ms, that a move of the hand goes on for, >= 1. The reference has 1, and episodes of hundreds
-    of turns."""
+    """Control ticks, of 50 ms, per move of the hand, >= 1. The reference has 1, and episodes of hundreds of turns."""
     second_view: bool = False
-    """Whether the image shows, to the right of what the wrist sees, the bin from the robot's base. From the start the
-    wrist does not see four cans in ten."""
+    """Whether the image also shows, to the right of the wrist's view, the bin from the robot's base. At the start the
+    wrist camera misses four cans in ten."""
     view_px: int = 256
     """Side of each view, pixels, in [32, 1024]. The reference has 256; half of that takes two thirds of the time to
     draw."""

@@ -1,4 +1,4 @@
-"""Grasps of a two-finger hand that points down: from the shapes that it collides with."""
+"""Grasps of a downward-pointing two-finger hand, planned from collision shapes."""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
@@ -9,34 +9,34 @@ import numpy as np
 
 from rlvlm.envs.robosuite.arm import Doubles
 
-_OPENING_M = 0.072  # widest thing between the open fingers, with some air
-_FINGER_M = 0.05  # from the middle of the grasp to an open finger
-# places beside the middle of a thing that are tried, and how much of it must reach beyond them
+_OPENING_M = 0.072  # widest thing that fits between the open fingers, with clearance
+_FINGER_M = 0.05  # from the centre of the grasp to an open finger
+# sideways offsets tried, and how much of the thing must extend beyond them
 _SHIFTS_M, _AT_LEAST_M = np.array([0.0, 0.015, -0.015, 0.03, -0.03]), 0.005
-# how far the palm is above the finger tips, and half of its length and width, with some air
+# height of the palm above the finger tips, and half of its length and width, with clearance
 _PALM_ABOVE_M, _PALM_M = 0.05, (0.11, 0.04)
-# cost of a grasp that would run into something else; a radian of turning costs 0.25, a decimetre of opening 0.6
+# cost of a grasp that would collide; a radian of rotation costs 0.25, a decimetre of opening 0.6
 _BLOCKED = 1.0
-_ANGLES = 36  # directions of the fingers that are tried, over half a turn
+_ANGLES = 36  # directions of the fingers to try, over half a turn
 _ROUND = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-_SPACING_M = 0.015  # about half of the distance between points of a box
+_SPACING_M = 0.015  # about half the distance between sampled points of a box
 _MESH_POINTS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Grasp:
-    """A place for the point between the finger tips."""
+    """Target pose for the point between the finger tips."""
 
     place: Doubles
     """[3] metres, in the world."""
     across: Doubles
-    """[2] horizontal direction from finger to finger; its sign does not matter."""
+    """[2] horizontal direction from finger to finger; the sign does not matter."""
     top: float
-    """Height of the thing's highest point."""
+    """Height of the thing's highest point, metres."""
 
 
 def surface_points(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Doubles:
-    """[N, 3] points in the world, on and in all that collides in the tree below `body`."""
+    """Returns [N, 3] points in the world, on and in all collision shapes of the tree below `body`."""
     inside = [body]
     # MuJoCo numbers a body after its parent, so one pass finds the whole tree
     for other in range(body + 1, model.nbody):
@@ -51,7 +51,7 @@ def surface_points(model: mujoco.MjModel, data: mujoco.MjData, body: int) -> Dou
 
 
 def _own_points(model: mujoco.MjModel, geom: int) -> Doubles:
-    """[N, 3] of one shape, in its own axes; what is round counts as its box, but for cylinders."""
+    """Returns [N, 3] points of one shape, in its own axes; round shapes except cylinders count as their boxes."""
     kind, size = model.geom_type[geom], model.geom_size[geom]
     if kind == mujoco.mjtGeom.mjGEOM_MESH:
         mesh = int(model.geom_dataid[geom])
@@ -72,10 +72,10 @@ def _own_points(model: mujoco.MjModel, geom: int) -> Doubles:
 
 
 def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
-    """The grasp that needs little opening and little turning, and whose fingers come down beside other things.
+    """Returns the grasp with little opening and rotation whose fingers come down clear of other things.
 
-    A thing that fits between the fingers is taken in the middle of its upper part or a little beside it, a wider one at
-    its rim.
+    A thing that fits between the fingers is grasped in the middle of its upper part or a little beside it, a wider one
+    at its rim.
 
     Args:
         points: [N, 3] of the thing's surface.
@@ -83,13 +83,13 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
         obstacles: [M, 3] points of other things' surfaces.
     """
     top, height = points[:, 2].max(), np.ptp(points[:, 2])
-    # only the top of a high thing comes between the fingers
+    # of a tall thing only the top comes between the fingers
     upper = points[points[:, 2] > top - max(0.035, 0.45 * height), :2] if height > 0.05 else points[:, :2]
     angles = np.arange(_ANGLES) * np.pi / _ANGLES
     across = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     along = upper @ across.T  # [N, angles]
     widths, middles = np.ptp(along, axis=0), (along.max(axis=0) + along.min(axis=0)) / 2
-    parts = across * middles[:, None]  # of the middle, along each direction; with that at right angles it is whole
+    parts = across * middles[:, None]  # component along each direction; plus the perpendicular one it is the offset
     positions = parts + np.roll(parts, _ANGLES // 2, axis=0)
     # opening costs 0.6 a decimetre; the tips reach 1.2 to 3.5 cm below the top
     costs, depth = 6.0 * widths, min(0.035, max(0.55 * height, 0.012))
@@ -110,9 +110,9 @@ def plan_grasp(points: Doubles, fingers: Doubles, obstacles: Doubles) -> Grasp:
         positions = middle + across * ((upper @ across.T).max(axis=0) - middle @ across.T - 0.008)[:, None]
         costs = np.zeros(len(across))
     z = max(top - depth, points[:, 2].min() + 0.012)  # the tips stay clear of the table
-    # a turn of the hand, by the smaller angle: fingers have no sign
+    # rotation of the hand by the smaller angle: the fingers are interchangeable
     costs = costs + 0.25 * np.arccos(np.clip(np.abs(across @ fingers), 0, 1))
-    # Where other things are, in the axes of each hand: along its fingers and across its palm.
+    # Positions of obstacles in the axes of each candidate hand: along its fingers and across its palm.
     away = obstacles[:, None, :2] - positions  # [M, angles, 2]
     along, aside = (
         np.abs((away * across).sum(axis=2)),

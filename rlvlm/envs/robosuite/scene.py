@@ -1,8 +1,8 @@
-"""A compiled robosuite env that is lent to envs of ours: loaded quietly, light to draw, its states plain arrays.
+"""A compiled robosuite env that several of our envs share: loaded quietly, light to draw, its states plain arrays.
 
-By itself robosuite 1.4 warns about settings that are optional, opens a log file in the system's temporary folder,
-compiles helpers into a cache folder, and sets MUJOCO_GL; LIBERO's benchmark prints. None of that happens here. What is
-made lighter is only drawn: contacts are found with hulls and shapes that stay as they are.
+On its own robosuite 1.4 warns about optional settings, opens a log file in the system's temporary folder, compiles
+helpers into a cache folder, and sets MUJOCO_GL; LIBERO's benchmark prints. None of that happens here. Only drawing is
+made lighter: contacts are computed from unchanged hulls and shapes.
 """
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
@@ -32,7 +32,7 @@ from rlvlm.envs.robosuite.arm import Arm, Doubles
 
 _NEEDS = ("robosuite", "libero")
 _NO_FOLDER = os.path.join(os.devnull, "libero")
-# stands for `robosuite.macros_private`, robosuite's own place for settings
+# replaces `robosuite.macros_private`, robosuite's own place for settings
 _SETTINGS = {
     "CONSOLE_LOGGING_LEVEL": None,
     "FILE_LOGGING_LEVEL": None,
@@ -42,10 +42,10 @@ _SETTINGS = {
 
 
 def load(module: str) -> ModuleType:
-    """The module of robosuite or LIBERO with that name.
+    """Imports a module of robosuite or LIBERO.
 
     Raises:
-        MachineError: the packages are not installed, or lack a library of the system.
+        MachineError: the packages are not installed, or lack a system library.
     """
     if module not in sys.modules:
         missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
@@ -54,14 +54,14 @@ def load(module: str) -> ModuleType:
         settings = ModuleType("robosuite.macros_private")
         vars(settings).update(_SETTINGS)
         sys.modules.setdefault(settings.__name__, settings)
-    # Nothing of robosuite draws here, so it need not choose a renderer, and cannot choose another than ours. LIBERO
-    # looks for settings in the home folder, of which there need not be one, unless it is given another folder.
+    # robosuite does not draw here, so it must not choose a renderer other than ours. LIBERO looks for settings in the
+    # home folder, which may not exist, unless it is given another folder.
     with silence(), mock.patch.dict(os.environ, MUJOCO_GL="disabled", LIBERO_CONFIG_PATH=_NO_FOLDER):
         if "libero.libero" not in sys.modules and module.startswith("libero"):
             with mock.patch.dict(os.environ, HOME=os.environ.get("HOME", _NO_FOLDER)):
                 paths = importlib.import_module("libero.libero")
-            # A config.yaml of another checkout, which LIBERO_CONFIG_PATH or the home folder may hold, names that one's
-            # files. LIBERO's modules import this function by its name, so it is replaced before they do.
+            # A config.yaml of another checkout, in LIBERO_CONFIG_PATH or the home folder, points to that checkout's
+            # files. LIBERO's modules import this function by name, so it is replaced before they do.
             paths.get_libero_path = lambda key: paths.get_default_path_dict()[key]
         try:
             return importlib.import_module(module)
@@ -73,7 +73,7 @@ def load(module: str) -> ModuleType:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Nothing is printed or warned of, and the global generators of random numbers are as before in the end."""
+    """Suppresses output and warnings, and restores the global random generators at the end."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,14 +84,14 @@ def silence() -> Iterator[None]:
             random.setstate(python_state)
 
 
-_FEW_FACES = 200  # meshes with fewer are left alone
-_CELLS_ACROSS = 10  # a mesh keeps at least so many cells along its longest side
+_FEW_FACES = 200  # meshes with fewer faces stay unchanged
+_CELLS_ACROSS = 10  # a mesh keeps at least this many cells along its longest side
 
 
 def thin_meshes(model: mujoco.MjModel, cell_m: float) -> None:
-    """Merges, for drawing, the vertices of each mesh that share a cube of side `cell_m`, metres.
+    """Merges, for drawing, the vertices of each mesh that lie in the same cube of side `cell_m`, metres.
 
-    Faces that collapse or coincide are dropped; those that stay keep their normals and texture coordinates.
+    Faces that collapse or coincide are dropped; the others keep their normals and texture coordinates.
     """
     for mesh in range(model.nmesh):
         first, count = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
@@ -103,15 +103,15 @@ def thin_meshes(model: mujoco.MjModel, cell_m: float) -> None:
         cubes = np.floor(vertices / side).astype(np.int64)
         _, representative, cube_of = np.unique(cubes, axis=0, return_index=True, return_inverse=True)
         faces = representative[cube_of.ravel()][model.mesh_face[first : first + count]]
-        # a face is flat once two of its corners fell together; equal faces are found by their smallest corner first, in
-        # the same sense of rotation
+        # a face is degenerate once two of its corners are merged; equal faces are found by rotating the smallest corner
+        # to the front, which keeps the sense of rotation
         is_flat = (faces == np.roll(faces, 1, axis=1)).any(axis=1)
         turned = np.take_along_axis(faces, (faces.argmin(axis=1)[:, None] + np.arange(3)) % 3, axis=1)
         _, distinct = np.unique(turned, axis=0, return_index=True)  # two sides of a thin plate are two faces
         kept = np.setdiff1d(distinct, np.flatnonzero(is_flat))
         if not len(kept):
             continue
-        # in place, at the beginning of the mesh's own room: MuJoCo's arrays cannot shrink
+        # in place, at the beginning of the mesh's own range: MuJoCo's arrays cannot shrink
         stays = slice(first, first + len(kept))
         model.mesh_face[stays] = faces[kept]
         model.mesh_facenormal[stays] = model.mesh_facenormal[first + kept]
@@ -120,7 +120,7 @@ def thin_meshes(model: mujoco.MjModel, cell_m: float) -> None:
 
 
 def shrink_textures(model: mujoco.MjModel, side_px: int) -> None:
-    """Flat textures whose smaller side has more than `side_px` pixels are averaged down to about that."""
+    """Averages flat textures whose smaller side has more than `side_px` pixels down to about that size."""
     for texture in range(model.ntex):
         height, width = int(model.tex_height[texture]), int(model.tex_width[texture])
         factor = min(height, width) // side_px
@@ -135,21 +135,21 @@ def shrink_textures(model: mujoco.MjModel, side_px: int) -> None:
         model.tex_height[texture], model.tex_width[texture] = rows, columns
 
 
-# grain of images with everything in them: edges of shadows and reflections move by more than their things do
+# rounding for full images: edges of shadows and reflections move by more than the things themselves
 _FINE_GRAIN = 0.05e-3
-_TEXTURE_PX = 256  # side of textures, at most
+_TEXTURE_PX = 256  # maximum side of textures
 _COLLISION_GROUP = 0
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
 class RobosuiteScene:
-    """One compiled env. It holds one state at a time: `load` a state before anything else is asked.
+    """One compiled env. It holds one state at a time: `load` a state before any query.
 
     Args:
-        env: of robosuite, with one Panda under OSC_POSE and without cameras or renderers.
-        cameras: names of those that can draw it, the default first.
-        mesh_cell: how finely things are drawn, metres; 0 draws them as robosuite's own renderer does, with every point
-            of their meshes, shadows, reflections and multisampling.
+        env: a robosuite env, with one Panda under OSC_POSE and without cameras or renderers.
+        cameras: names of the cameras that can draw it, the default first.
+        mesh_cell: size of the cells in which mesh points are merged, metres; 0 draws as robosuite's own renderer,
+            full meshes, shadows, reflections and multisampling.
     """
 
     def __init__(self, env: Any, cameras: Sequence[str], mesh_cell: float) -> None:
@@ -160,42 +160,42 @@ class RobosuiteScene:
         self.arm = Arm(env)
         self._cameras, self._mesh_cell = tuple(cameras), mesh_cell
         self.grain = KEY_GRAIN if mesh_cell else _FINE_GRAIN
-        """Grain that positions are rounded to before they are drawn, metres or radians."""
+        """Step size to which positions are rounded before drawing, metres or radians."""
         self._size = mujoco.mj_stateSize(self.model, _STATE)
         self._renderer: Renderer | None = None
 
     def load(self, state: Doubles) -> None:
-        """Continues from `state`, which `save` returned, to the bit. Positions in world coordinates do not follow."""
+        """Continues exactly from a `state` of `save`. Does not update positions in world coordinates."""
         mujoco.mj_setState(self.model, self.data, state[: self._size], _STATE)
         self.arm.memory[:] = state[self._size :]
-        self.data.warning.number[:] = 0  # what went wrong before is not this state's
+        self.data.warning.number[:] = 0  # earlier warnings do not concern this state
 
     def save(self) -> Doubles:
-        """All that the future depends on, `[P]`."""
+        """Returns everything that the future depends on, `[P]`."""
         physics = np.empty(self._size)
         mujoco.mj_getState(self.model, self.data, physics, _STATE)
         return np.concatenate([physics, self.arm.memory])
 
     def positions(self) -> FloatArray:
-        """[S] joint positions: everything that can change the images."""
+        """Returns [S] joint positions: everything that can change the images."""
         return self.data.qpos.astype(np.float32)
 
     def has_diverged(self) -> bool:
-        """Whether MuJoCo has started over since last asked or loaded, because numbers had become impossible."""
+        """Returns whether MuJoCo has reset itself since the last call or load, because numbers had become invalid."""
         warnings = self.data.warning.number
         diverged = bool(warnings[DIVERGED].any())
         warnings[:] = 0
         return diverged
 
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
-        """Images [N, size_px, size_px, 3] of joint positions [N, S], the right way up.
+        """Returns images [N, size_px, size_px, 3] of joint positions [N, S], upright.
 
-        Positions are rounded to the grain of image keys first, so that equal keys give equal images to the bit.
+        Positions are rounded to the grain of image keys first, so that equal keys give identical images.
         """
         return self._open_renderer().draw(np.rint(snapshots / self.grain) * np.float32(self.grain), size_px, camera)
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
-        """[N, 2] of the point between the finger tips, of joint positions [N, S]; see `Env.hand_path`."""
+        """Returns [N, 2], the point between the finger tips, for joint positions [N, S]; see `Env.hand_path`."""
         return self._open_renderer().path(snapshots, (self.model.site(self.arm.site).name,), camera)
 
     def _open_renderer(self) -> Renderer:

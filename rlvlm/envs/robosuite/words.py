@@ -1,4 +1,4 @@
-"""Sentences of `pick_place_can`'s prompts and replies; imports nothing, so that a recipe can name it."""
+"""Sentences of `pick_place_can`'s prompts and replies; imports nothing, so that a recipe can refer to it."""
 
 GOAL = "pick up the red can and put it into the bin that waits for it"
 MOVES: tuple[str, ...] = ("forward", "backward", "left", "right", "up", "down")
@@ -25,5 +25,5 @@ SENTENCES = (
     *(ONE_VIEW, TWO_VIEWS, TASK, HAND_AT, OPEN, CLOSED, CHOOSE, ANSWER),
     *(EMPTY, HOLDING, AHEAD, BEHIND, RIGHT, LEFT, *MOVES, *GRIPPER),
 )
-"""Sentences of prompts and of the expert's replies; a small model that knows each as one token reads and writes several
+"""Sentences of prompts and of the expert's replies; a small model with one token for each reads and writes several
 times as fast."""
