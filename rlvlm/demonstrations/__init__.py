@@ -1,1 +1,1 @@
-"""Episodes to learn from, in a folder: collected, filtered, split, exchanged; for `rlvlm collect`, `data` and SFT."""
+"""Folders of episodes to learn from: collected, filtered, split, exchanged; for `rlvlm collect`, `data` and SFT."""

@@ -1,4 +1,4 @@
-"""The form of the chunks in a folder, from any source: a policy learns from those that look like its env's."""
+"""The form of the chunks in a folder, from any source; a policy can only learn from chunks of its env's form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ class ChunkForm:
     """Sizes and cameras of the chunks in a folder."""
 
     chunk_steps: int
-    """L."""
+    """L, the actions in a chunk."""
     action_size: int
-    """A."""
+    """A, the numbers in an action."""
     proprio_size: int
-    """P."""
+    """P, the numbers of proprioception."""
     snapshot_size: int
-    """S; 0 where images are kept, and not the states that they can be drawn from."""
+    """S, the numbers in a snapshot; 0 if images are stored instead of states to draw them from."""
     cameras: tuple[str, ...]
     image_px: int = 0
-    """Side of the images that are kept; 0 where they are drawn."""
+    """Side of the stored images, pixels; 0 if images are drawn from snapshots."""
 
     def against(self, other: "ChunkForm") -> list[str]:
-        """What differs from `other`, in words."""
+        """Returns the differences from `other`, in words."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in self.__slots__]
         return [f"{name} {mine}, not {theirs}" for name, mine, theirs in pairs if mine != theirs]
 
 
 def form_of(env: ChunkEnv, image_px: int = 0) -> ChunkForm:
-    """The form of the chunks of `env`; with `image_px` that of such chunks with images in place of snapshots."""
+    """Returns the form of the chunks of `env`; with `image_px`, of chunks that store images instead of snapshots."""
     return ChunkForm(
         chunk_steps=env.chunk_steps,
         action_size=len(env.action_low),
@@ -50,13 +50,13 @@ def form_of(env: ChunkEnv, image_px: int = 0) -> ChunkForm:
 
 
 def folder_form(folder: DemonstrationFolder) -> ChunkForm:
-    """The form of the chunks in a folder.
+    """Returns the form of the chunks in a folder.
 
     Raises:
         UsageError: it holds no chunks.
     """
     try:
-        # by name: a folder's card says more of its chunks than their form
+        # selected by name: a folder's card contains more about its chunks than their form
         form: dict[str, Any] = {name: folder.chunks[name] for name in ChunkForm.__slots__}
         return ChunkForm(**{**form, "cameras": tuple(form["cameras"])})
     except (KeyError, TypeError) as error:
@@ -67,10 +67,10 @@ def folder_form(folder: DemonstrationFolder) -> ChunkForm:
 
 
 def kept_images(folder: DemonstrationFolder, record: EpisodeRecord) -> Frames:
-    """[C, cameras, H, W, 3] the images of an episode's chunks.
+    """Returns [C, cameras, H, W, 3], the images of an episode's chunks.
 
     Raises:
-        UsageError: one is missing, damaged, or of another size than the folder says.
+        UsageError: an image is missing, damaged, or not of the size stated in the folder.
     """
     try:
         names = record.arrays["pictures"]
@@ -85,13 +85,13 @@ def kept_images(folder: DemonstrationFolder, record: EpisodeRecord) -> Frames:
 
 
 def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
-    """Whether an episode's arrays have the shapes that its folder promises, and finite numbers."""
+    """Returns whether an episode's arrays have the shapes stated in its folder, and finite numbers."""
     arrays: Mapping[str, NDArray[Any]] = record.arrays
     if not {"proprio", "actions", "pictures" if form.image_px else "snapshots"} <= arrays.keys():
         return False
     if not all(np.issubdtype(arrays[name].dtype, np.floating) for name in ("proprio", "actions")):
         return False
-    num = len(arrays["actions"])  # C: all others have to agree with it
+    num = len(arrays["actions"])  # C, with which all other arrays must agree
     if "perturbed" in arrays and (arrays["perturbed"].shape != (num,) or arrays["perturbed"].dtype != bool):
         return False
     shapes = {"actions": (num, form.chunk_steps, form.action_size), "proprio": (num, form.proprio_size)}

@@ -1,7 +1,7 @@
-"""Plays episodes into a folder of demonstrations: of envs in turns by a player, of envs in chunks by their script.
+"""Plays episodes into a folder of demonstrations: a player plays envs in turns, a script plays envs in chunks.
 
-Every episode has random numbers of its own, decided by the seed and by its place: a collection that was stopped goes on
-as if it had not been, and a run that plays by itself sees what `rlvlm collect` writes down with the same seed.
+Each episode has its own random numbers, decided by the seed and its index: a resumed collection equals an uninterrupted
+one, and a run that plays its own demonstrations sees the same as `rlvlm collect` writes with the same seed.
 """
 
 from collections import deque
@@ -23,34 +23,34 @@ from rlvlm.envs.playing import Act, Slot
 from rlvlm.envs.playing import play as play_slots
 from rlvlm.labels.images import image_digest
 
-_REMEMBERED = 256  # thoughts, of which a wrong one is taken
+_REMEMBERED = 256  # recent thoughts, from which a wrong one is taken
 
 
 @dataclass(frozen=True, slots=True)
 class PlayerReply:
-    """A reply, and whether it was spoilt on purpose."""
+    """A reply, and whether it was corrupted on purpose."""
 
     text: str
     is_noise: bool = False
 
 
 class Demonstrator(Protocol):
-    """Anything that answers turns: a script, a policy, a VLM behind an API."""
+    """A player of envs in turns: a script, a policy, a VLM behind an API."""
 
     name: str
-    """Kept with each episode."""
+    """Name stored with each episode."""
 
     def begin(self, seed: int) -> None:
-        """An episode of that seed begins."""
+        """Prepares for an episode of that seed."""
         ...
 
     def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
-        """The answer to `turn`, which `env` waits for."""
+        """Returns the answer to `turn`, the present turn of `env`."""
         ...
 
 
 def acting(player: Demonstrator) -> Act[Slot]:
-    """`player` as an actor in a single slot of an env in turns."""
+    """Returns `player` as an actor in a single slot of an env in turns."""
 
     def act(slots: Sequence[Slot]) -> list[PlayerReply]:
         (slot,) = slots
@@ -62,10 +62,10 @@ def acting(player: Demonstrator) -> Act[Slot]:
 
 
 class ScriptedExpert:
-    """The env's own expert, with a share of mistakes that gives learning by trial something to do.
+    """The env's own expert, with a share of mistakes from which learning by trial can improve.
 
-    A wrong action is another legal one; a wrong thought is one that belonged to an earlier turn. Equal seeds make equal
-    mistakes, as long as the episodes are played in the same order.
+    A wrong action is another legal one; a wrong thought is one from an earlier turn. Equal seeds make equal mistakes if
+    the episodes are played in the same order.
 
     Args:
         p_wrong_action: probability of a wrong action.
@@ -84,11 +84,11 @@ class ScriptedExpert:
         self._thoughts: deque[str] = deque(maxlen=_REMEMBERED)
 
     def begin(self, seed: int) -> None:
-        """Mistakes depend on the seed."""
+        """Seeds the mistakes of an episode."""
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
 
     def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
-        """The expert's reply, or a spoilt one."""
+        """Returns the expert's reply, or a corrupted one."""
         action, thought = env.expert_action(), env.expert_thought()
         others = [other for other in env.legal() if other != action]
         is_wrong_action = bool(others) and self._noise.random() < self._p_wrong_action
@@ -96,49 +96,49 @@ class ScriptedExpert:
             action = int(self._noise.choice(others))
         earlier = sorted({known for known in self._thoughts if known != thought})
         is_wrong_thought = bool(earlier) and self._noise.random() < self._p_wrong_thought
-        self._thoughts.append(thought)  # the right one: mistakes are not repeated as if they had been thoughts
+        self._thoughts.append(thought)  # the right one: mistakes are not reused as thoughts
         if is_wrong_thought:
             thought = earlier[int(self._noise.integers(len(earlier)))]
         return PlayerReply(env.action_text(action, thought), is_wrong_action or is_wrong_thought)
 
 
 class RandomPlayer:
-    """Any legal action, without a thought: what a task gives to those who cannot play it."""
+    """Plays random legal actions without a thought: the baseline of a player without any skill."""
 
     name = "random"
 
     def begin(self, seed: int) -> None:
-        """Actions depend on the seed."""
+        """Seeds the actions of an episode."""
         self._noise = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(2,)))
 
     def reply(self, env: TurnEnv, turn: Turn) -> PlayerReply:
-        """A reply that can be read."""
+        """Returns a well-formed reply with a random legal action."""
         return PlayerReply(env.action_text(int(self._noise.choice(env.legal()))))
 
 
 FIRST_SEED = 2**33
-"""Demonstrations start from seeds from here on, which neither training nor evaluation uses."""
+"""First seed of demonstrations; neither training nor evaluation uses seeds from here on."""
 Log = Callable[[str], None]
-_STREAM = 6  # of a seed's random numbers; others are for policies and judges
-_LOG_EVERY = 50  # demonstrations between lines about them
-_MOST_SKIPPED = 50  # initial states without a script, one after the other, after which the env is taken to have none
-_HOPELESS = 20  # failures without a success after which no more is tried
-_CHANCES = 4  # episodes that the script may play for each one that is wanted
+_STREAM = 6  # random stream of a seed; others are for policies and judges
+_LOG_EVERY = 50  # demonstrations between progress messages
+_MOST_SKIPPED = 50  # consecutive initial states without a script after which the env counts as having none
+_HOPELESS = 20  # failures without a success after which collection gives up
+_CHANCES = 4  # episodes that the script may play per wanted one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Perturbation:
-    """What happens to the script of an env in chunks, so that its episodes show more than the straight way."""
+    """Disturbances of an env's script in chunks, so that its episodes show more than the ideal path."""
 
     noise: float = 0.0
-    """Standard deviation of what is added to its actions, scaled to [-1, 1]."""
+    """Standard deviation of the noise added to its actions, scaled to [-1, 1]."""
     p_perturb: float = 0.0
-    """Probability that an earlier chunk of the episode is carried out again in place of the script's. A thing is missed
-    or lost by it, and the script begins again; the chunks' `perturbed` say which they were."""
+    """Probability that an earlier chunk of the episode is repeated in place of the script's. It makes the script miss
+    or lose a thing and start over; `perturbed` marks these chunks."""
 
     @property
     def name(self) -> str:
-        """A name for who plays so, as of a `Demonstrator`."""
+        """Name under which these episodes are stored, like a `Demonstrator`'s."""
         astray = f"-perturb-{self.p_perturb:g}" if self.p_perturb else ""
         return (f"script-noise-{self.noise:g}" if self.noise else "script") + astray
 
@@ -153,24 +153,24 @@ def collect(
     keeps_images: bool = True,
     log: Log = lambda line: None,
 ) -> int:
-    """Plays until the folder has `wanted` episodes of this player and seed, and returns how many were new.
+    """Plays until the folder has `wanted` episodes of this player and seed; returns how many were added.
 
-    What is there already is not played again, so that a collection that was stopped goes on.
+    Episodes already in the folder are not played again, so an interrupted collection resumes.
 
     Args:
-        env: of the folder's task.
-        player: plays; what it writes is kept as it is.
-        folder: of the task.
-        wanted: as of `play_episodes`; at most 10 million.
-        seed: as of `play_episodes`; 0 to 999 for turns.
-        keeps_images: whether each turn's image is written beside its snapshot, which chat formats need; those of chunks
+        env: env of the folder's task.
+        player: player; its replies are stored unchanged.
+        folder: folder of the task.
+        wanted: see `play_episodes`; at most 10 million.
+        seed: see `play_episodes`; 0 to 999 for turns.
+        keeps_images: whether each turn's image is written beside its snapshot, as chat formats need; images of chunks
             are drawn from their states.
-        log: takes a line.
+        log: receives progress messages.
 
     Raises:
         ValueError: seed or number is out of range.
-        UsageError: as of `play_episodes`.
-        OSError: the disk refused.
+        UsageError: see `play_episodes`.
+        OSError: writing failed.
     """
     # each seed has ten million starts of its own, from `FIRST_SEED` on
     if isinstance(env, TurnEnv) and not (0 <= seed < 1_000 and 0 <= wanted <= 10**7):
@@ -179,7 +179,7 @@ def collect(
     num_new = 0
     for record in play_episodes(env, player, folder.task, wanted=wanted, seed=seed, known=known, log=log):
         images: Frames = np.empty((0, 0, 0, 3), np.uint8)
-        if keeps_images and isinstance(env, TurnEnv):  # drawn once the episode is over: from its snapshots, in one go
+        if keeps_images and isinstance(env, TurnEnv):  # drawn once the episode is over, from its snapshots, all at once
             images = env.draw(record.arrays["snapshots"])
             *digests, last = [(image_digest(image),) for image in images]
             steps = tuple(replace(step, pictures=kept) for step, kept in zip(record.steps, digests, strict=True))
@@ -199,28 +199,28 @@ def play_episodes(
     known: Mapping[str, bool] | None = None,
     log: Log = lambda line: None,
 ) -> Iterator[EpisodeRecord]:
-    """Yields episodes until there are `wanted` of them; of an env in chunks, failures too, until `wanted` succeeded.
+    """Yields episodes until there are `wanted`; for envs in chunks also failures, until `wanted` succeeded.
 
-    An env of several tasks may have a script for some of them; the others are not demonstrated, which is logged.
+    An env of several tasks may have scripts for only some of them; the others are skipped, which is logged.
 
     Args:
-        env: of the task; one in chunks has exact physics, and its episodes end at success.
-        player: of an env in turns who plays it; of one in chunks what happens to its script.
-        task: its name.
-        wanted: episodes, or successes, those of `known` among them.
-        seed: decides starts, and perturbation; episode i of turns starts from `FIRST_SEED + 10**7 * seed + i`.
-        known: success of the episodes that have been played already, by id: they are counted, and not played again.
-        log: takes a line.
+        env: env of the task; in chunks, with exact physics and episodes that end at success.
+        player: player of an env in turns; for one in chunks, the disturbances of its script.
+        task: name of the task.
+        wanted: number of episodes, or of successes, including those in `known`.
+        seed: decides starts and disturbances; episode i of turns starts from `FIRST_SEED + 10**7 * seed + i`.
+        known: success by id of the episodes played before: they are counted, and not played again.
+        log: receives progress messages.
 
     Raises:
-        UsageError: the env in chunks has no script, or the script fails most of the time.
+        UsageError: the env in chunks has no script, or the script mostly fails.
     """
     is_turns = isinstance(env, TurnEnv)
     without_script: set[str] = set()
     successes = failures = num_skipped = 0
     for place in count():
         played = successes + failures
-        if (played if is_turns else successes) >= wanted:  # of chunks only successes are learned from
+        if (played if is_turns else successes) >= wanted:  # of episodes in chunks only successes are learned from
             break
         # a script that mostly fails would play for ever
         if not is_turns and (played >= _CHANCES * wanted or (failures >= _HOPELESS and not successes)):
@@ -232,7 +232,7 @@ def play_episodes(
         start = FIRST_SEED + 10**7 * seed + place
         name = f"{player.name}-{start}" if is_turns else f"{player.name}-{seed}-{place}"
         if known and name in known:
-            # counted as when it was played, so that a resumed collection stops where an uninterrupted one does
+            # counted in the order of play, so that a resumed collection stops where an uninterrupted one does
             successes, failures = successes + known[name], failures + (not known[name])
             continue
         if isinstance(env, TurnEnv):
@@ -240,10 +240,10 @@ def play_episodes(
             episode = play(env, player, task, start)
         else:
             assert isinstance(player, Perturbation), "only its script plays an env in chunks"
-            # of this episode alone: it does not matter which others were played before
+            # a generator for this episode alone, independent of the episodes played before
             rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
             episode = _play_chunks(env, task, name, player, rng)
-        if isinstance(episode, str):  # the instruction that there is no script for
+        if isinstance(episode, str):  # an instruction without a script
             without_script.add(episode)
             num_skipped += 1
             if num_skipped >= _MOST_SKIPPED and not played:
@@ -259,9 +259,9 @@ def play_episodes(
 
 
 def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRecord:
-    """One whole episode of turns, without its images."""
+    """Plays one whole episode of turns, without its images."""
     (slot,) = play_slots([Slot(env)], [seed], acting(player))
-    columns = zip(slot.seen, slot.answers, slot.rewards, slot.infos[1:], strict=False)  # one more is seen
+    columns = zip(slot.seen, slot.answers, slot.rewards, slot.infos[1:], strict=False)  # `seen` has one more entry
     steps = tuple(
         StepRecord(
             prompt=turn.prompt,
@@ -281,7 +281,7 @@ def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRec
 def _play_chunks(
     env: ChunkEnv, task: str, name: str, perturbation: Perturbation, rng: np.random.Generator
 ) -> EpisodeRecord | str:
-    """An episode of the script; where there is no script for what is asked, the instruction."""
+    """Plays an episode by the script; returns the instruction if there is no script for it."""
     perturbed: list[bool] = []
 
     def act(slots: Sequence[Slot]) -> list[FloatArray | None]:
@@ -290,7 +290,7 @@ def _play_chunks(
         if chunk is None:
             return [None]
         perturbed.append(bool(p_perturb and before and rng.random() < p_perturb))
-        # the script's own movements at a wrong moment: within reach, and likely to undo something
+        # one of the script's own movements at a wrong moment: within reach, and likely to undo something
         return [before[rng.integers(len(before))] if perturbed[-1] else chunk]
 
     (slot,) = play_slots([Slot(env)], [int(rng.integers(FIRST_HELD_OUT_STATE))], act)
@@ -309,7 +309,7 @@ def _play_chunks(
 def _record(
     slot: Slot, task: str, name: str, player: str, steps: tuple[StepRecord, ...], arrays: Mapping[str, NDArray[Any]]
 ) -> EpisodeRecord:
-    """The episode that ended in `slot`, by `name`; of turns with `steps`."""
+    """Returns the episode that ended in `slot`, as played by `name`; of turns with `steps`."""
     return EpisodeRecord(
         id=name,
         task=task,

@@ -1,6 +1,4 @@
-"""Demonstrations as chats, in the formats that LLaVA and Qwen's trainers read, or as one Parquet table; and chats as
-demonstrations.
-"""
+"""Demonstrations exported as chats for LLaVA's and Qwen's trainers, or as a Parquet table, and imported from chats."""
 
 import base64
 import hashlib
@@ -32,19 +30,19 @@ from rlvlm.vlms.stills import read_rgb
 ChatFormat = Literal["llava", "qwen"]
 _IMAGE = "<image>"
 Said = tuple[str, list[str], str]
-"""The user's words, the files of the images shown with them, and the answer."""
+"""User message, files of its images, and the answer."""
 
 
 def export_chats(
     folder: DemonstrationFolder, file: Path, form: ChatFormat, config: FilterConfig
 ) -> tuple[int, Counter[str]]:
-    """Writes one chat per step that passes the filter; says how many those are, and why the others were left out.
+    """Writes one chat per step that passes the filter; returns their number, and the others by reason.
 
     Images are named relative to the file's own folder. A LLaVA file is one JSON array, a Qwen file has a chat per line.
 
     Raises:
-        UsageError: the folder keeps no images, or holds no turns.
-        OSError: the disk refused.
+        UsageError: the folder stores no images, or contains no turns.
+        OSError: writing failed.
     """
     if folder.kind != "turns":
         what = f"{folder.path} holds {folder.kind} of {folder.task}, and chats are of turns"
@@ -71,20 +69,20 @@ def export_chats(
 
 
 def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: Path | None = None) -> Counter[str]:
-    """Adds the chats of a file, one episode each; says how many were added and why others were not.
+    """Adds the chats of a file as one episode each; returns counts of those added and, by reason, of those left out.
 
-    They hold no snapshots, rewards or successes: those are 0. Several questions and answers make several steps; a
-    system message is put before the first question.
+    Chats have no snapshots, rewards or successes: these are 0. Several questions and answers become several steps; a
+    system message is prepended to the first question.
 
     Args:
-        file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift,
-            recognised by its keys. Untrusted. A chat whose images cannot all be shown is left out.
-        folder: of a task in turns; answers are read with the words of its actions.
-        player: name of the player that gave the answers.
-        images: what image files are named relative to, and must lie in; by default the file's own folder.
+        file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift, found
+            its keys. Untrusted. A chat with an image that cannot be shown is left out.
+        folder: folder of a task in turns; answers are read with the words of its actions.
+        player: name stored as the player of the answers.
+        images: folder that image files are relative to and must lie in; by default the file's own folder.
 
     Raises:
-        UsageError: the file is not of this kind, or empty.
+        UsageError: the file has none of these formats, or is empty.
     """
     counts: Counter[str] = Counter()
     root = (images or file.parent).resolve()
@@ -102,7 +100,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         except (OSError, SyntaxError, Image.DecompressionBombError):
             counts["image missing or unreadable"] += 1
             continue
-        # two files may have one name, and a file may be written anew: the id says which chat it is, too
+        # two files may share a name, and a file may be rewritten: the id identifies the chat as well
         digest = hashlib.sha256(json.dumps(chat, sort_keys=True).encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{file.stem[:60]}-{number}-{digest}")
         if name in known:
@@ -142,7 +140,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
 
 
 def _chat(form: ChatFormat, name: str, images: list[str], step: StepRecord) -> dict[str, Any]:
-    """One question and its answer, as the trainers of LLaVA or of Qwen read them."""
+    """Returns one question and its answer in the format of LLaVA's or Qwen's trainers."""
     if form == "llava":
         shown = _IMAGE * len(images) + "\n" + step.prompt
         said = [{"from": "human", "value": shown}, {"from": "gpt", "value": step.text}]
@@ -153,35 +151,35 @@ def _chat(form: ChatFormat, name: str, images: list[str], step: StepRecord) -> d
 
 
 def _chats(file: Path) -> Iterator[Any]:
-    """The chats of a JSON array, or of lines of JSON.
+    """Yields the chats of a JSON array, or of lines of JSON.
 
     Raises:
         UsageError: the file is neither, or cannot be read.
     """
     try:
         text = file.read_text(encoding="utf-8")
-        lines = filter(str.strip, text.split("\n"))  # splitlines would also cut at U+2028 within a string
+        lines = filter(str.strip, text.split("\n"))  # splitlines would also split at U+2028 within a string
         yield from json.loads(text) if text.lstrip()[:1] == "[" else map(json.loads, lines)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read as chats: {error}", "a JSON array, or one object per line") from error
 
 
 class _OtherImages(ValueError):  # noqa: N818 - named for what is found
-    """A chat that does not say where its images are shown."""
+    """A chat whose images cannot be matched to its questions."""
 
 
 def _said(chat: dict[str, Any]) -> list[Said]:
-    """Questions and answers of a chat of any form; what is no such chat raises one of several errors.
+    """Returns questions and answers of a chat of any form; for other content it raises one of several errors.
 
-    Images stand in the parts of a message (Qwen, OpenAI), or in a list beside the messages (LLaVA, LLaMA-Factory,
-    ms-swift), one for each `<image>` in the words or part without a file; without any such mark the first question
+    Images are in the parts of a message (Qwen, OpenAI), or in a list beside the messages (LLaVA, LLaMA-Factory,
+    ms-swift), one for each `<image>` mark in the text or part without a file; without any such mark the first question
     shows them all.
 
     Raises:
-        _OtherImages: there are more or fewer images than marks, or one is shown outside of a question.
+        _OtherImages: the numbers of images and marks differ, or an image is shown outside of a question.
     """
     roles: dict[str, str] = {"human": "user", "gpt": "assistant"}
-    # `from` and `value` in the line of LLaVA and ShareGPT, `role` and `content` in that of OpenAI
+    # `from` and `value` in the style of LLaVA and ShareGPT, `role` and `content` in that of OpenAI
     messages = chat["messages"] if "messages" in chat else chat["conversations"]
     turns: list[tuple[str, str, list[str | None]]] = []
     for message in messages:
@@ -193,7 +191,7 @@ def _said(chat: dict[str, Any]) -> list[Said]:
     if chat.get("videos") or chat.get("audios"):
         raise _OtherImages
     has_own = any(shown for _, _, shown in turns)
-    if files or not has_own:  # else `<image>` is a word like others
+    if files or not has_own:  # otherwise `<image>` is ordinary text
         turns = [
             (role, *((text, shown) if role == "assistant" else _marked(text, shown))) for role, text, shown in turns
         ]
@@ -210,14 +208,14 @@ def _said(chat: dict[str, Any]) -> list[Said]:
         raise ValueError("questions and answers must alternate")
     said = [(ask[1], list(filter(None, ask[2])), reply[1]) for ask, reply in zip(asked[::2], asked[1::2], strict=True)]
     system = "".join(f"{text}\n\n" for role, text, _ in filled if role == "system")
-    return [(system + said[0][0], *said[0][1:]), *said[1:]]  # envs know no system message
+    return [(system + said[0][0], *said[0][1:]), *said[1:]]  # envs have no system message
 
 
 def _parts(content: str | list[dict[str, Any]]) -> tuple[str, list[str | None]]:
-    """Text and image files of a message; None for an image whose file stands elsewhere.
+    """Returns text and image files of a message; None for an image whose file is listed elsewhere.
 
     Raises:
-        ValueError: a part is of another kind, e.g. a video.
+        ValueError: a part has another type, e.g. a video.
     """
     if isinstance(content, str):
         return content, []
@@ -234,32 +232,32 @@ def _parts(content: str | list[dict[str, Any]]) -> tuple[str, list[str | None]]:
 
 
 def _marked(text: str, shown: list[str | None]) -> tuple[str, list[str | None]]:
-    """A text without its marks, and an image whose file stands elsewhere for each of them."""
+    """Returns a text without its marks, and for each of them an image whose file is listed elsewhere."""
     if _IMAGE not in text:
         return text, shown
     return re.sub(rf"\s*{_IMAGE}\s*", " ", text).strip(), [*shown, *[None] * text.count(_IMAGE)]
 
 
 def _file_of(entry: str | dict[str, Any]) -> str:
-    """The file, or data URI, that an entry names: itself, or its `url` or `path`.
+    """Returns the file, or data URI, of an entry: itself, or its `url` or `path`.
 
     Raises:
-        KeyError: it names none.
+        KeyError: the entry has none.
     """
     name = entry if isinstance(entry, str) else entry["url" if "url" in entry else "path"]
     return name.removeprefix("file://")
 
 
 def _load(root: Path, name: str) -> NDArray[np.uint8]:
-    """The image [H, W, 3] in the file `name`, or in a `data:` URI; no address is followed.
+    """Returns the image [H, W, 3] in the file `name`, or in a `data:` URI; URLs are not fetched.
 
     Raises:
-        OSError: it is missing, lies outside `root`, or is no image of sensible size.
+        OSError: the file is missing, lies outside of `root`, or is not an image of sensible size.
     """
     formats = ("PNG", "JPEG", "WEBP")
     if name.startswith("data:image/"):
         return read_rgb(BytesIO(base64.b64decode(name.partition(",")[2])), formats, MAX_PIXELS)
-    path = (root / name).resolve()  # symbolic links and `..` too: a chat may not read what lies elsewhere
+    path = (root / name).resolve()  # resolves symbolic links and `..`: a chat may not read files elsewhere
     if not path.is_relative_to(root) or not path.is_file():
         raise OSError(f"{name!r} is no file below {root}")
     return read_rgb(path, formats, MAX_PIXELS)
@@ -286,21 +284,22 @@ SCHEMA = pa.schema(
         ("episode_success", pa.bool_()),
     ]
 )
-"""Images are named by digest, as in the folder. `action` is null where the reply could not be read."""
+"""Columns of the Parquet table. Images are named by digest, as in the folder; `action` is null for an unreadable
+reply."""
 
 
 def export_parquet(folder: DemonstrationFolder, file: Path) -> int:
-    """Writes every step of every episode and returns how many; an episode in chunks is one row. Whole or not at all.
+    """Writes every step of every episode, atomically, and returns their number; an episode in chunks is one row.
 
     Raises:
-        OSError: the disk refused.
+        OSError: writing failed.
     """
 
     def rows() -> Iterator[dict[str, Any]]:
         for record in folder.episodes():
             episode = {name: getattr(record, name) for name in ("task", "seed", "player", "goal", "env_return")}
             episode |= {"episode": record.id, "episode_success": record.success}
-            # columns that are none of the schema's are left out
+            # columns outside the schema are left out
             steps = [episode | {"step": place, **asdict(step)} for place, step in enumerate(record.steps)]
             yield from steps or [episode]
 

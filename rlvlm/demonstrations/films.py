@@ -1,4 +1,4 @@
-"""Frames of MP4 films, by the times at which they are shown: recorded data of LeRobot's, and plain videos."""
+"""Frames of MP4 videos, by the times at which they are shown: of LeRobot's data sets, and plain videos."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +16,10 @@ _DAMAGES = (OSError, ValueError, IndexError, FFmpegError)
 
 
 def film_times(file: Path) -> tuple[NDArray[np.int64], float]:
-    """[F] when the frames of a film are shown, in ticks, and a tick in seconds; nothing is decoded for it.
+    """Returns [F], when each frame of a video is shown, in ticks, and a tick in seconds; decodes nothing.
 
     Raises:
-        ValueError: the film is missing, torn or empty.
+        ValueError: the video is missing, truncated or empty.
     """
     try:
         about = file.stat()
@@ -29,17 +29,17 @@ def film_times(file: Path) -> tuple[NDArray[np.int64], float]:
 
 
 def film_frames(file: Path, times: NDArray[np.int64]) -> Frames:
-    """[n, H, W, 3] the frames that are shown at `times` [n] of `film_times`, which rise.
+    """Returns [n, H, W, 3], the frames shown at the ascending `times` [n] of `film_times`.
 
     Raises:
-        ValueError: the film is torn.
+        ValueError: the video is truncated.
     """
     images: list[NDArray[np.uint8]] = []
     wanted = times.tolist()
     try:
         first = int(film_times(file)[0][0])
         with open_regular(file) as data, open_video(data, MAX_PIXELS) as (container, stream):
-            # several episodes may share a film: to the key frame before this one, and on from there
+            # several episodes may share a video: seek to the key frame before the first frame, and decode from there
             if wanted[0] > first:
                 container.seek(wanted[0], stream=stream)
             for frame in container.decode(stream):
@@ -55,20 +55,20 @@ def film_frames(file: Path, times: NDArray[np.int64]) -> Frames:
         raise ValueError(f"{file} is missing or torn: {error}") from error
 
 
-@lru_cache(maxsize=16)  # films in use at a time: one of each camera
+@lru_cache(maxsize=16)  # number of videos in use at a time: one per camera
 def _film_times(file: Path, size: int, changed_ns: int) -> tuple[NDArray[np.int64], float]:
-    """See `film_times`.
+    """Computes `film_times`, cached while the file does not change.
 
     Args:
         file: the film.
-        size: of the file, with which the answer holds.
-        changed_ns: likewise, when it was last written.
+        size: size of the file, part of the cache's key.
+        changed_ns: time of its last write, part of the cache's key.
     """
     del size, changed_ns
     with open_regular(file) as data, open_video(data, MAX_PIXELS) as (container, stream):
         if not stream.time_base:
             raise ValueError("it says no unit of time")
-        # packets come as they are decoded, which is another order; those before an edit list's begin are not shown
+        # packets come in decoding order, which differs; frames before an edit list's start are not shown
         packets = container.demux(stream)
         stamps = np.unique([packet.pts for packet in packets if packet.pts is not None and not packet.is_discard])
         if not len(stamps):

@@ -1,4 +1,4 @@
-"""Trajectories that others recorded, as episodes in chunks in a folder of demonstrations."""
+"""Import of trajectories from other projects, as episodes in chunks in a folder of demonstrations."""
 
 import hashlib
 import re
@@ -32,35 +32,35 @@ READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | 
     "lerobot": read_lerobot,
     "rlds": read_rlds,
 }
-# sources whose images are turned by half a turn to be as published policies, and our envs, have them
+# sources whose images are rotated by half a turn to match published policies and our envs
 _UPSIDE_DOWN = ("libero",)
-_LOG_EVERY = 50  # episodes between lines about them
+_LOG_EVERY = 50  # episodes between progress messages
 _COMPARED = 20  # episodes whose first states are compared with the task's own
-# metres or radians by which a first state is larger than any of the task's own; and metres from a place
+# tolerance by which a first state may exceed the task's own, in metres or radians; and metres from a position
 _UNLIKE, _SAME_PLACE = 0.5, 0.02
-_ROUNDING = 1e-3  # by how much an action may be out of its range
+_ROUNDING = 1e-3  # tolerance of an action's range
 
 
 def import_trajectories(
     source: Path, form: Source, out: Path, task: str, env: ChunkEnv, config: CutConfig, log: Log
 ) -> tuple[DemonstrationFolder, Counter[str]]:
-    """Adds the trajectories of a data set, one episode each; says how many were added and why others were not.
+    """Adds the trajectories of a data set, one episode each; returns counts of those added and, by reason, left out.
 
     Args:
         source: file or folder. Untrusted.
-        form: of the data set.
-        out: folder of the demonstrations; made where there is none. What is there already is not added again.
-        task: whose instructions are taken; others are left out.
-        env: of the task.
-        config: how they are cut and converted.
-        log: takes a line now and then.
+        form: format of the data set.
+        out: folder of the demonstrations, made if missing. Trajectories already in it are not added again.
+        task: name of the task; trajectories with other instructions are left out.
+        env: env of the task.
+        config: how trajectories are cut and converted.
+        log: receives progress messages.
 
     Raises:
-        UsageError: no file can be read, units or successes are unknown, or the data are unlike the task's own.
+        UsageError: no file can be read, units or successes are unknown, or the data do not resemble the task's own.
     """
     read = READERS[form]
-    # Data sets are larger than memory, so trajectories come one by one, and a check that looks at several before the
-    # first is taken reads the beginning of the set again.
+    # Data sets are larger than memory, so trajectories are read one by one, and checks that need several before the
+    # first is added read the beginning of the set twice.
     torn: list[CorruptEpisode] = []
     trajectories = _whole(read(source, config), torn)
     first = next(trajectories, None)
@@ -79,7 +79,7 @@ def import_trajectories(
         "success": "as recorded" if first.success is not None else config.success,
         "gripper": config.gripper or _gripper_units(_whole(read(source, config), []), grippers, source),
     }
-    if form != "libero" and not config.unlike:  # whose fields are named after what they hold
+    if form != "libero" and not config.unlike:  # LIBERO's fields are named after their content
         _check_like(islice(_whole(read(source, config), []), _COMPARED), env, task)
     sample = _shown(first, np.array([0]), made["turned"], config.image_px)
     if sample.shape[1] != len(env.cameras):
@@ -108,7 +108,7 @@ def import_trajectories(
                 f"{sample.shape[3]} x {sample.shape[2]}",
                 "scale them with --cut.image-px",
             )
-        # in the env's own spelling, which a policy is given; files differ in case, points and underscores
+        # in the env's own spelling, which a policy is given; files differ in case, punctuation and underscores
         alike = (
             instruction for instruction in env.instructions if _plain(instruction) == _plain(trajectory.instruction)
         )
@@ -143,10 +143,10 @@ def import_trajectories(
 def _chunks_of(
     trajectory: RobotTrajectory, env: ChunkEnv, grippers: NDArray[np.bool_], made: dict[str, Any], config: CutConfig
 ) -> Cut | str:
-    """The chunks of a trajectory, in the env's units; or why it cannot be learned from."""
+    """Returns the chunks of a trajectory, in the env's units, or the reason why it cannot be learned from."""
     if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
         return f"another task's instruction: {trajectory.instruction}"
-    if trajectory.is_late != made["late"]:  # a folder's card says one thing of all that is in it
+    if trajectory.is_late != made["late"]:  # a folder's card makes one statement about all its chunks
         return "seen at another moment than the others"
     if trajectory.actions.shape[1:] != env.action_low.shape:
         return f"actions of {trajectory.actions.shape[-1]} numbers, not {len(env.action_low)}"
@@ -162,7 +162,7 @@ def _chunks_of(
 
 
 def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[CorruptEpisode]) -> Iterator[RobotTrajectory]:
-    """The trajectories of `found`; corrupt ones go to `torn`."""
+    """Yields the intact trajectories of `found`; corrupt ones go to `torn`."""
     for item in found:
         if isinstance(item, RobotTrajectory):
             yield item
@@ -171,10 +171,10 @@ def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[Corrupt
 
 
 def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: str) -> None:
-    """Checks that the first states are about as large as those of the task's own env, and actions are movements.
+    """Checks that first states are about as large as those of the task's own env, and that actions are movements.
 
     Raises:
-        UsageError: they are not; says what was found. Joint angles have as many numbers as a hand's pose and fingers.
+        UsageError: they are not. Joint angles, for instance, have as many numbers as a hand's pose and fingers.
     """
     starts = np.concatenate([env.reset(options={"state_id": state_id})[0].proprio for state_id in range(4)])
     some = [
@@ -186,15 +186,15 @@ def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: st
         return
     met = f"the first episode's instruction is {some[0].instruction!r}"
     fix = "import data whose states are the task's own; --cut.unlike takes it all the same"
-    # the median: a few odd episodes do not make a data set another robot's
+    # the median: a few odd episodes do not indicate another robot
     first = np.median(np.abs([trajectory.proprio[0] for trajectory in some]), axis=0)
     if (first - np.abs(starts).max(axis=0) > _UNLIKE).any():
         found, own = (np.array2string(np.asarray(row), precision=2) for row in (some[0].proprio[0], starts[0]))
         raise UsageError(f"states begin at {found}, and those of {task} at {own}: joint angles? {met}", fix)
-    num = min(3, starts.shape[1])  # a hand's place comes first, and is what the first numbers of an action move
+    num = min(3, starts.shape[1])  # the hand's position comes first, and the first numbers of an action move it
     actions = np.concatenate([trajectory.actions[:-1, :num] for trajectory in some])
     places = np.concatenate([trajectory.proprio[1:, :num] for trajectory in some])
-    # a movement is far from the place where it ends, but where both are small: then it has to be much nearer than small
+    # an action that resembles the position it leads to is no movement; near the origin, it must resemble it closely
     error, size = np.abs(actions - places).mean(), np.abs(actions).mean()
     if error < _SAME_PLACE and error < size / 4:
         raise UsageError(
@@ -205,10 +205,10 @@ def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: st
 
 
 def _gripper_units(trajectories: Iterator[RobotTrajectory], grippers: NDArray[np.bool_], source: Path) -> GripperUnits:
-    """LIBERO's, where any action is negative.
+    """Returns LIBERO's units if any gripper action is negative.
 
     Raises:
-        UsageError: none is: 1 may mean either.
+        UsageError: none is negative: 1 could mean open or closed.
     """
     for trajectory in trajectories:
         # actions of another size are refused later, with a better reason than their gripper's units
@@ -223,12 +223,12 @@ def _gripper_units(trajectories: Iterator[RobotTrajectory], grippers: NDArray[np
 
 
 def _plain(instruction: str) -> str:
-    """An instruction without what files write differently."""
+    """Normalises the spelling differences of instructions in files."""
     return " ".join(re.sub(r"[^a-z0-9 ]", " ", instruction.lower().replace("_", " ")).split())
 
 
 def _name_of(form: Source, trajectory: RobotTrajectory) -> str:
-    """An id that equal trajectories share."""
+    """Returns an id that equal trajectories share."""
     digest = hashlib.sha256(trajectory.instruction.encode())
     for array in (trajectory.actions, trajectory.proprio):
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -237,15 +237,15 @@ def _name_of(form: Source, trajectory: RobotTrajectory) -> str:
 
 
 def _shown(trajectory: RobotTrajectory, steps: NDArray[np.intp], is_turned: Any, size_px: int) -> Frames:
-    """[n, cameras, H, W, 3] what was seen before `steps`, H = W.
+    """Returns [n, cameras, H, W, 3], the images before `steps`, H = W.
 
     Raises:
-        UsageError: no such images, or they are not square.
+        UsageError: there are no such images, or they are not square.
     """
     images = trajectory.images(steps)
     if images.dtype != np.uint8 or images.ndim != 5 or images.shape[4] != 3 or images.shape[2] != images.shape[3]:
         raise UsageError(f"{trajectory.file}: square images of bytes are wanted, got {images.dtype} {images.shape[1:]}")
-    images = images[:, :, ::-1, ::-1] if is_turned else images  # by half a turn: both sides are reversed
+    images = images[:, :, ::-1, ::-1] if is_turned else images  # half a turn reverses both sides
     if size_px and size_px != images.shape[2]:
         one_by_one = map(Image.fromarray, np.ascontiguousarray(images).reshape(-1, *images.shape[2:]))
         scaled = [np.asarray(image.resize((size_px, size_px), Image.Resampling.LANCZOS)) for image in one_by_one]

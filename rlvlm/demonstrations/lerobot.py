@@ -1,10 +1,9 @@
-"""LeRobot's data sets, version 2.1 and 3.0: Parquet for numbers, Parquet or MP4 for images; `meta/` says where.
+"""LeRobot's data sets, version 2.1 and 3.0: Parquet for numbers, Parquet or MP4 for images, `meta/` as index.
 
-What people publish is not always what `meta/` says. Of version 3 an episode may lie in another file than is written
-(`file_index` is stale after data sets were merged): it is looked for. Where an episode has no `tasks`, its rows'
-`task_index` names them. JSON objects of `episodes.jsonl` may go over several lines. `fps` may be another than that of
-the films, and where an episode begins in a film is written as a sum of rounded durations: which frame belongs to a row
-is found from the film itself.
+Published data often contradict `meta/`. In version 3 an episode may be in another file than stated (`file_index` is
+stale after data sets were merged): it is searched for. If an episode has no `tasks`, its rows' `task_index` names them.
+JSON objects of `episodes.jsonl` may span several lines. `fps` may differ from the videos', and the start of an episode
+in a video is a sum of rounded durations: the frame of each row is determined from the video itself.
 """
 
 import json
@@ -26,35 +25,36 @@ from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.rlds import decoded
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
-# names of the columns, the first that is there
+# column names by preference: the first that exists
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
-_MAX_META_BYTES = 2**30  # of episodes.jsonl, whose lines have statistics in some versions
+_MAX_META_BYTES = 2**30  # limit for episodes.jsonl, whose lines contain statistics in some versions
 _SUCCESSES = ("is_success", "success")
 DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, pa.ArrowException)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Film:
-    """Where an episode's images of one camera are."""
+    """Location of an episode's images from one camera."""
 
     file: Path
     begin_s: float
-    """When the episode begins in the film, as `meta/` says."""
+    """Start of the episode in the video according to `meta/`, seconds."""
     row_s: NDArray[np.float64]
-    """[T] time of each row since then."""
+    """[T] time of each row since then, seconds."""
     fps: float
-    """As `meta/` says."""
+    """Frame rate according to `meta/`."""
     first: int
-    """Steps of the episodes before this one in the film."""
+    """Number of steps of earlier episodes in the video."""
     num_steps: int
-    """Steps of all episodes in the film: as many as it has frames, where nothing was lost or added."""
+    """Number of steps of all episodes in the video; equals its number of frames if nothing was lost or added."""
 
 
 def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
-    """The episodes of a data set's folder, in the order of their numbers; one that is torn does not stop the others.
+    """Yields the episodes of a data set's folder, in the order of their numbers; a corrupt one does not stop the
+    others.
 
     Raises:
-        UsageError: `meta/` is missing, torn, or of another version.
+        UsageError: `meta/` is missing, truncated, or of another version.
     """
     dataset = _LeRobotDataset(source, config)
     try:
@@ -75,10 +75,10 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
 
 
 def lerobot_cameras(source: Path) -> list[str]:
-    """Names of the images in a data set, those of a wrist last, as in our envs.
+    """Returns the names of the images in a data set, wrist cameras last, as in our envs.
 
     Raises:
-        UsageError: `meta/info.json` cannot be read, or names none.
+        UsageError: `meta/info.json` cannot be read, or names no image.
     """
     try:
         found = _cameras(read_json(source / "meta" / "info.json")["features"])
@@ -95,16 +95,16 @@ def _cameras(features: Mapping[str, Any]) -> list[str]:
 
 
 class _LeRobotDataset:
-    """One folder; `file` is the one that was read last, which is the one to blame."""
+    """One data set's folder; `file` is the file read last, for error messages."""
 
     def __init__(self, source: Path, config: CutConfig) -> None:
         self._source, self._config = source, config
         self.file: Path = source / "meta" / "info.json"
         self.episodes: list[dict[str, Any]] = []
-        """What `read_meta` gave."""
+        """Episodes as returned by `read_meta`."""
 
     def read_meta(self) -> Iterator[dict[str, Any]]:
-        """What `meta/` says of each episode."""
+        """Yields the entry of each episode in `meta/`."""
         self._info = info = read_json(self.file)
         version = str(info["codebase_version"])
         self._features: Mapping[str, Any] = info["features"]
@@ -129,12 +129,12 @@ class _LeRobotDataset:
             raise ValueError("no file in meta/episodes")
         for file in files:
             self.file = file
-            # statistics of each feature are most of the file, and nothing here asks for them
+            # per-feature statistics are most of the file, and are not needed here
             for episode in read_table(self.file, lambda name: not name.startswith("stats/")).to_pylist():
                 yield episode | {key: episode[f"data/{key}"] for key in ("chunk_index", "file_index")}
 
     def trajectory(self, episode: Mapping[str, Any]) -> RobotTrajectory:
-        """The steps of an episode."""
+        """Returns the steps of an episode."""
         number = episode["episode_index"]
         table = self._rows(episode)
         data = self.file
@@ -155,7 +155,7 @@ class _LeRobotDataset:
                 file=self.file, begin_s=begin_s, row_s=row_s, fps=fps, first=before[number], num_steps=num_steps
             )
             looks.append(film)
-        self.file = data  # what is wrong from here on is wrong with the numbers: a film that is torn says so itself
+        self.file = data  # later errors concern the numbers: a corrupt video raises its own
         return RobotTrajectory.recorded(
             _numbers(table[self._actions]),
             _numbers(table[self._states]),
@@ -163,22 +163,22 @@ class _LeRobotDataset:
             name=f"{number}",
             file=data,
             instruction=instruction,
-            look=partial(_look, looks),  # later, and only at the steps that chunks begin with
+            look=partial(_look, looks),  # deferred, and only for the steps that begin chunks
             success=_success(table),
             rewards=_column(table, "next.reward", np.float32),
             indices=_column(table, "index", np.int64),
         )
 
     def _film_of(self, episode: Mapping[str, Any], camera: str) -> tuple[Path, float]:
-        """The film of an episode, and when the episode begins in it."""
-        prefix = f"videos/{camera}/"  # of version 3, where each camera has files of its own
+        """Returns the video of an episode, and the episode's start in it."""
+        prefix = f"videos/{camera}/"  # in version 3 each camera has its own files
         place = {name.removeprefix(prefix): value for name, value in episode.items() if name.startswith(prefix)}
         file = self._source / self._info["video_path"].format(**{**episode, "video_key": camera} | place)
         return file, float(place.get("from_timestamp", 0.0))
 
     @cached_property
     def _on_film(self) -> dict[str, dict[Path, tuple[dict[int, int], int]]]:
-        """By camera and film: steps before each episode in the film, by its number, and steps of all."""
+        """Returns, by camera and video, the steps before each episode (by number) and the total number of steps."""
         found: dict[str, dict[Path, tuple[dict[int, int], int]]] = {}
         for camera in self.cameras:
             films: dict[Path, tuple[dict[int, int], int]] = {}
@@ -190,11 +190,11 @@ class _LeRobotDataset:
         return found
 
     def _rows(self, episode: Mapping[str, Any]) -> pa.Table:
-        """The rows of an episode in their order, from the file that `meta/` names or from the one that has them."""
+        """Returns the rows of an episode in order, from the file that `meta/` names or the one that contains them."""
         number, length = episode["episode_index"], episode["length"]
         named: Path = self._source / self._info["data_path"].format(**episode)
         for file in (named, None):
-            # all files are read to find an episode, so only where need be
+            # all files must be read to find an episode, so only if necessary
             self.file = file or self._files.get(number, named)
             if file and not file.exists():
                 continue
@@ -205,7 +205,7 @@ class _LeRobotDataset:
 
     @cached_property
     def _files(self) -> dict[int, Path]:
-        """Which file has the rows of an episode, whatever `meta/` says; files that are torn are left out."""
+        """Returns the file that contains each episode's rows, regardless of `meta/`; corrupt files are left out."""
         found: dict[int, Path] = {}
         for file in sorted((self._source / "data").glob("*/*.parquet")):
             try:
@@ -216,7 +216,7 @@ class _LeRobotDataset:
         return found
 
     def _instruction(self, episode: Mapping[str, Any], table: pa.Table) -> str:
-        """The sentence of an episode: that of its rows' `task_index`, else the one beside it in `meta/`."""
+        """Returns the instruction of an episode: by its rows' `task_index`, else the one beside it in `meta/`."""
         data = self.file
         if "task_index" in table.column_names and self._tasks:
             return self._tasks[int(table["task_index"][0].as_py())]
@@ -225,11 +225,11 @@ class _LeRobotDataset:
 
     @cached_property
     def _tasks(self) -> dict[int, str]:
-        """The sentences by `task_index`, whatever the order of their rows; empty where there is no such file."""
+        """Returns the instructions by `task_index`, whatever the order of rows; empty if there is no such file."""
         self.file = self._source / "meta" / "tasks.parquet"
         if self.file.exists():
             rows = read_table(self.file).to_pylist()
-            # pandas' index, which the sentences are, has a name of its own
+            # pandas stores the index, which holds the instructions, under a name of its own
             return {
                 row["task_index"]: str(next(value for name, value in row.items() if name != "task_index"))
                 for row in rows
@@ -240,23 +240,23 @@ class _LeRobotDataset:
 
 
 def _column(table: pa.Table, name: str, dtype: Any) -> NDArray[Any] | None:
-    """[T] one number of each row; None where there is no such column."""
+    """Returns [T], one number per row; None if there is no such column."""
     return np.ravel(np.array(table[name].to_pylist(), dtype)) if name in table.column_names else None
 
 
 def _success(table: pa.Table) -> bool | None:
-    """Whether an episode succeeded; None where no column says so, as in many data sets of demonstrations alone."""
-    if "next.success" in table.column_names:  # of each action
+    """Returns whether an episode succeeded; None if no column says so, as in many data sets of demonstrations."""
+    if "next.success" in table.column_names:  # one value per action
         return bool(np.any(_numbers(table["next.success"])))
     name = next((name for name in _SUCCESSES if name in table.column_names), None)
-    return None if name is None else bool(np.ravel(_numbers(table[name]))[-1])  # of the episode, on its last row
+    return None if name is None else bool(np.ravel(_numbers(table[name]))[-1])  # one value per episode, on its last row
 
 
 def _in_order(table: pa.Table) -> pa.Table:
-    """The rows by their `index`, or as they are where that rises already or is not there.
+    """Returns the rows sorted by `index`, or unchanged if it already rises or does not exist.
 
     Raises:
-        ValueError: two rows have one index.
+        ValueError: two rows share an index.
     """
     if "index" not in table.column_names:
         return table
@@ -268,21 +268,21 @@ def _in_order(table: pa.Table) -> pa.Table:
 
 
 def read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, filters: Any = None) -> pa.Table:
-    """The columns of a Parquet file whose names are wanted, and the rows that pass.
+    """Returns the wanted columns of a Parquet file, and the rows that pass the filters.
 
     Raises:
-        ValueError: its header claims more than a file of its size may hold; nothing of it was read.
+        ValueError: its header claims more data than a file of its size may hold; nothing was read.
     """
     with open_regular(file) as stream:
         about = pq.read_metadata(stream)
     num_bytes = 0
     for group in map(about.row_group, range(about.num_row_groups)):
-        # packed runs of one value are short, however many values they stand for: these are counted, too
+        # run-length encoding makes repeated values tiny in the file, so the expanded size is counted too
         num_values = sum(group.column(place).num_values for place in range(group.num_columns))
         num_bytes += max(group.total_byte_size, 4 * num_values, 8 * group.num_rows)
     check_claim(max(num_bytes, 8 * about.num_rows), file.stat().st_size)
     columns = [name for name in pq.read_schema(file).names if is_wanted(name)]
-    # texts and images that rows share are kept once, as they lie in the file: Arrow would copy them for every row
+    # texts and images shared by rows are kept once, as in the file: Arrow would copy them for every row
     leaves = [about.schema.column(place) for place in range(about.num_columns)]
     shared = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
     table = pq.read_table(file, columns=columns, filters=filters, read_dictionary=shared)
@@ -291,7 +291,7 @@ def read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, fi
 
 
 def _spread_bytes(array: pa.Array) -> int:
-    """Bytes that the values of an array take at most, each by itself."""
+    """Returns the maximum bytes of an array's values, each expanded."""
     if isinstance(array, pa.DictionaryArray):
         lengths = pc.call_function("binary_length", [array.dictionary])
         return len(array) * (pc.call_function("max", [lengths]).as_py() or 0)
@@ -300,7 +300,7 @@ def _spread_bytes(array: pa.Array) -> int:
 
 
 def json_objects(file: Path) -> Iterator[Any]:
-    """Objects one after the other, whatever the lines."""
+    """Yields consecutive JSON objects, wherever the line breaks are."""
     text = read_bytes(file, _MAX_META_BYTES).decode()
     decoder, at = json.JSONDecoder(), 0
     while text[at:].strip():
@@ -310,7 +310,7 @@ def json_objects(file: Path) -> Iterator[Any]:
 
 
 def _numbers(column: Any) -> NDArray[np.float32]:
-    """[T, N] of a column of lists, [T] of one of numbers."""
+    """Returns [T, N] for a column of lists, [T] for a column of numbers."""
     return np.array(column.to_pylist(), np.float32)
 
 
@@ -325,10 +325,10 @@ def _look(cameras: list[Any], steps: NDArray[np.intp]) -> Frames:
 
 
 def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
-    """[n, H, W, 3] the frames of `steps`, which rise.
+    """Returns [n, H, W, 3], the frames of the ascending `steps`.
 
     Raises:
-        ValueError: the film is torn, or its times do not fit the rows'.
+        ValueError: the video is truncated, or its times do not match the rows'.
     """
     from rlvlm.demonstrations.films import film_frames, film_times  # PyAV is slow to import, and few have films
 
@@ -337,16 +337,16 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
 
 
 def _frame_numbers(film: _Film, frame_s: NDArray[np.float64]) -> NDArray[np.intp]:
-    """[T] which frame each row of an episode saw, of a film whose frames are shown at `frame_s` [F].
+    """Returns [T], the index of each row's frame in a video whose frames are shown at `frame_s` [F].
 
     Raises:
-        ValueError: none, or another, belongs to a row.
+        ValueError: a row has no frame, or an ambiguous one.
     """
     num_rows = len(film.row_s)
     asked_s = film.begin_s + film.row_s
     if len(frame_s) == film.num_steps:
-        # A frame per row: the numbers are known, whatever the times. `from_timestamp` only has to tell which episode
-        # comes after which, by the film's own clock or by that of `meta/`
+        # One frame per row: the indices are known, whatever the times. `from_timestamp` only has to show the order of
+        # the episodes, by the video's own clock or by that of `meta/`
         by_film = int(np.abs(frame_s - film.begin_s).argmin())
         error = min(abs(by_film - film.first), abs(film.begin_s * film.fps - film.first))
         if error <= max(1.5, num_rows / 2):
@@ -358,7 +358,7 @@ def _frame_numbers(film: _Film, frame_s: NDArray[np.float64]) -> NDArray[np.intp
         )
         nearest = after - (asked_s - frame_s[after - 1] < frame_s[after] - asked_s)
         error_s = frame_s[nearest] - asked_s
-        # times that are shifted by more than a quarter may as well be those of the neighbours
+        # times shifted by more than a quarter of a frame could equally belong to the neighbours
         is_near = np.abs(error_s).max() <= step_s / 2 and abs(float(np.median(error_s))) <= step_s / 4
         if is_near and (np.diff(nearest) > 0).all():
             return nearest

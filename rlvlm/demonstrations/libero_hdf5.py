@@ -1,9 +1,9 @@
 """LIBERO's HDF5 files, one per task, as its own script or OpenVLA's wrote them.
 
-`data/demo_i` holds `actions` [T, 7], `rewards` [T] and `obs`: `agentview_rgb` and `eye_in_hand_rgb` [T, H, W, 3],
-upside down, `ee_states` [T, 6] (or `ee_pos` and `ee_ori`) and `gripper_states` [T, 2]. LIBERO's script looked after
-each action; OpenVLA's looked before. The file's name is that of the task; the sentence that LIBERO's script put into
-`data`'s attributes is another for a third of the tasks, and counts only where the file has a name of its own.
+`data/demo_i` contains `actions` [T, 7], `rewards` [T] and `obs`: `agentview_rgb` and `eye_in_hand_rgb` [T, H, W, 3],
+upside down, `ee_states` [T, 6] (or `ee_pos` and `ee_ori`) and `gripper_states` [T, 2]. LIBERO's script recorded
+observations after each action; OpenVLA's before. The file is named after the task; the instruction that LIBERO's script
+put into `data`'s attributes differs for a third of the tasks, and is used only if the file has another name.
 """
 
 import json
@@ -25,7 +25,7 @@ CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 
 def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
-    """The demonstrations of a file, or of all files of a folder, in the order of their numbers.
+    """Yields the demonstrations of a file, or of all files of a folder, in the order of their numbers.
 
     Raises:
         UsageError: there is no file.
@@ -44,7 +44,7 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | C
         try:
             with h5py.File(path, "r") as file:
                 data = _held(file, "data")
-                is_own = "problem_info" in data.attrs  # LIBERO's script writes it, and OpenVLA's does not
+                is_own = "problem_info" in data.attrs  # written by LIBERO's script but not by OpenVLA's
                 for name in sorted(data, key=lambda name: (len(name), name)):  # demo_2 before demo_10
                     demo = _held(data, name)
                     arrays = [_held(group, inner) for group in (demo, _held(demo, "obs")) for inner in group]
@@ -55,10 +55,10 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | C
 
 
 def _held(group: Any, name: str) -> Any:
-    """A member of a group.
+    """Returns a member of a group.
 
     Raises:
-        ValueError: it lies in another file, which was not named.
+        ValueError: it is a link into another file, which the user did not name.
     """
     import h5py
 
@@ -69,7 +69,7 @@ def _held(group: Any, name: str) -> Any:
 
 
 def _instruction(path: Path, data: Any) -> str:
-    """The instruction, from the file's name where it is that of a task, else from the attributes."""
+    """Returns the instruction, from the file's name if that is a task's, else from the attributes."""
     stem = path.stem.removesuffix("_demo")
     if "problem_info" not in data.attrs or any(stem in names for names in SUITES.values()):
         return instruction_of(stem)
@@ -86,7 +86,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         there = ", ".join(camera for camera in obs if camera.endswith("_rgb")) or "none"
         raise UsageError(f"{path} has no camera {missing[0]}; it has {there}", "name one of these")
     cameras = [obs[camera] for camera in config.cameras or CAMERAS]
-    counts = [len(actions), len(proprio), *map(len, cameras)]  # a file that was cut short may lack some of one kind
+    counts = [len(actions), len(proprio), *map(len, cameras)]  # a truncated file may lack some rows of one kind
     if len(set(counts)) > 1:
         raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
     return RobotTrajectory.recorded(
@@ -103,7 +103,7 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
 
 
 def _look(path: Path, name: str, cameras: Sequence[str], steps: NDArray[np.intp]) -> Frames:
-    """[n, cameras, H, W, 3] the images of `steps` alone, which rise: an episode has hundreds."""
+    """Returns [n, cameras, H, W, 3], the images of the ascending `steps` only: an episode has hundreds."""
     import h5py
 
     with h5py.File(path, "r") as file:

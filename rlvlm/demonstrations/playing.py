@@ -1,4 +1,4 @@
-"""Plays any kind of env: by its script, at random, or by the one until it has come so far and then by the other.
+"""Plays any kind of env: by its script, at random, or first by one and then by the other.
 
 For inspection (`rlvlm check-task`, `rlvlm.judge_bench`); no policy learns from these episodes.
 """
@@ -16,8 +16,8 @@ from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
 from rlvlm.envs.playing import Slot
 from rlvlm.envs.playing import play as play_slots
 
-_HOLD = 0.9  # probability that a random action is kept for one more step: steady players get further
-_CHUNK_NOISE = 0.02  # of a script's actions in chunks, as in a run's demonstrations
+_HOLD = 0.9  # probability that a random action is repeated for one more step: persistent motion gets further
+_CHUNK_NOISE = 0.02  # noise of a script's actions in chunks, as in a run's demonstrations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,42 +26,42 @@ class Episode:
 
     seed: int
     snapshots: FloatArray
-    """[T + 1, S], the start first."""
+    """[T + 1, S] snapshots, including the start."""
     progress: FloatArray
-    """[T + 1]; of envs in chunks each step has that of the end of its chunk."""
+    """[T + 1] progress; in chunks each step has the progress at the end of its chunk."""
     rewards: FloatArray
     """[T] true rewards."""
     is_success: bool
-    """Whether the task was done at any step."""
+    """Whether the task was solved at any step."""
     actions: tuple[str, ...] = ()
-    """T of them, of envs in turns."""
+    """T action names, for envs in turns."""
     goal: str = ""
-    """The env's, once the episode had begun."""
+    """The env's goal in this episode."""
     looked: tuple[int, ...] = ()
-    """Moments, counted as `snapshots` are, whose progress was measured: the start and the end of each step or chunk."""
+    """Indices into `snapshots` of the moments with measured progress: the start, and the end of each step or chunk."""
     successes: tuple[bool, ...] = ()
-    """For each of `looked`, whether the env's own test held at it."""
+    """Result of the env's own success test at each moment of `looked`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
-    """How an episode is played."""
+    """Style in which an episode is played."""
 
     noise: float = 0.0
-    """On the script: standard deviation of what is added to each action in units of its range [-1, 1]; of envs in turns
-    the probability of a wrong action."""
+    """While the script plays: standard deviation of the noise on each action in units of its range [-1, 1]; for envs in
+    turns the probability of a wrong action."""
     extent: float = math.inf
-    """Progress at which the script stops; below 0 it never begins."""
+    """Progress at which the script stops; if negative, it never plays."""
     rests: bool = False
-    """Whether nothing is done then (where an env knows how), and not something at random."""
+    """Whether the player then does nothing (if the env has such an action) rather than random actions."""
 
 
 Choose = Callable[[Any, float], Any]
-"""What a player answers to an observation and the progress so far; None where it cannot play this env."""
+"""Function from an observation and the progress so far to an answer; None if the player cannot play this env."""
 
 
 def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
-    """Players of `env`: at random, and by its script; each plays one episode of a seed, None where there is none."""
+    """Returns the players of `env`, random and scripted; each plays one episode of a seed, or returns None."""
     names = {StepEnv: ("random play", "its script"), ChunkEnv: ("random", "script"), TurnEnv: ("random", "expert")}
     random, script = next(pair for kind, pair in names.items() if isinstance(env, kind))
     noise = _CHUNK_NOISE if isinstance(env, ChunkEnv) else 0.0
@@ -74,8 +74,8 @@ def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
 def player_of(
     env: Env[Any, Any], seed: int, style: Style, script: Callable[[FloatArray], FloatArray] | None = None
 ) -> Choose:
-    """The player of `env` in that style; the seed decides what is random about it, and `script` plays envs in steps in
-    place of their own.
+    """Returns a player of `env` in that style; the seed decides its random choices, and `script` replaces the own
+    script of envs in steps.
     """
     if isinstance(env, StepEnv):
         scripted, aimless = _step_player(env, seed, style, script or env.scripted_action)
@@ -105,7 +105,7 @@ def _step_player(
         action = script(obs)
         if action is None:
             return None
-        # without noise nothing is drawn, so that what is random afterwards does not hang on how long the script played
+        # without noise nothing is drawn, so that later random choices do not depend on how long the script played
         noise = style.noise * rng.standard_normal(shape) if style.noise else 0.0
         return np.clip(action + noise, -1, 1).astype(np.float32)
 
@@ -121,7 +121,7 @@ def _step_player(
 def _chunk_player(env: ChunkEnv, seed: int, style: Style) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     rng = np.random.default_rng(seed)
     shape = (env.chunk_steps, len(env.action_low))
-    # the middle of a range moves nothing
+    # the middle of an action's range is no movement
     still = np.broadcast_to((env.action_low + env.action_high) / 2, shape).astype(np.float32)
     return (
         lambda _: env.scripted_chunk(style.noise, rng),
@@ -140,14 +140,14 @@ def _turn_player(env: TurnEnv, seed: int, style: Style) -> tuple[Callable[[Any],
 
 
 def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | None = None) -> Episode | None:
-    """One episode of what `choose` answers to observations; None where it has no answer.
+    """Plays one episode with the answers of `choose`; returns None if it has no answer.
 
     Args:
-        env: of any kind.
-        seed: of the episode; of envs in chunks the number of its initial state.
-        choose: plays.
-        after_success: steps, turns or chunks after which an episode is left that was a success, >= 0; None plays on
-            until the env ends it.
+        env: env of any kind.
+        seed: seed of the episode; for envs in chunks, the number of its initial state.
+        choose: the player.
+        after_success: steps, turns or chunks to play after a success, >= 0; None plays on until the env ends the
+            episode.
     """
     is_left = was_success = False
     num_after = 0
@@ -168,7 +168,7 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
     return Episode(
         seed=seed,
         snapshots=np.concatenate(slot.snapshots),
-        # a chunk has a snapshot and a reward for each of its steps, and one progress at its end
+        # a chunk has a snapshot and a reward for each of its steps, but one progress, at its end
         progress=np.array([info["progress"] for info in slot.infos], np.float32).repeat(counts),
         rewards=np.concatenate(slot.env_rewards).astype(np.float32),
         is_success=any(successes),

@@ -1,5 +1,5 @@
-"""A judge's labels of recorded episodes as one Parquet file, which says which data they are of; and as the table of
-progress that LeRobot weights its examples by.
+"""A judge's labels of recorded episodes as one Parquet file with the digest of its data; and as the progress table by
+which LeRobot weights its examples.
 """
 
 import json
@@ -34,8 +34,8 @@ COLUMNS = pa.schema(
         *_STAMP,
     ]
 )
-"""A row is one answer. Of a frame it has `progress` in [0, 1]; of an episode `success` in [0, 1], and no frame. Its
-`status` is a judge's (ok, invalid, failed), or `unreadable` where there was nothing to show."""
+"""Columns of the labels; each row is one answer. For a frame it has `progress` in [0, 1]; for an episode `success` in
+[0, 1], and no frame. `status` is the judge's (ok, invalid, failed), or `unreadable` if there was nothing to show."""
 
 
 PAIR_COLUMNS = pa.schema(
@@ -50,28 +50,28 @@ PAIR_COLUMNS = pa.schema(
         *_STAMP,
     ]
 )
-"""A row is one comparison as it was shown: `label` is left, right or tie; null where nothing could be read."""
+"""Columns of comparisons, in the order shown: `label` is left, right or tie; null for an unreadable answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedLabels:
-    """What a file of labels holds."""
+    """Contents of a file of labels."""
 
     judge: str
     """Name and prompt of the judge."""
     progress: Mapping[tuple[int, int], float]
-    """By episode and frame; answers that could not be read are left out."""
+    """Progress by episode and frame; unreadable answers are left out."""
     success: Mapping[int, float]
-    """By episode, likewise."""
+    """Success by episode; unreadable answers are left out."""
 
 
 def write_labels(file: Path, dataset: str, rows: Iterable[Mapping[str, Any]], columns: pa.Schema = COLUMNS) -> int:
-    """Writes a row for each answer and returns how many; raises as `write_parquet` does.
+    """Writes a row for each answer and returns their number; raises as `write_parquet` does.
 
     Args:
-        file: replaced where there is one.
+        file: path of the file; replaced if it exists.
         dataset: `recordings_digest` of the data.
-        rows: of `columns`.
+        rows: rows with the keys of `columns`.
         columns: `COLUMNS` or `PAIR_COLUMNS`.
     """
     meta = json.dumps({"what": _WHAT, "schema": _SCHEMA, "dataset": dataset})
@@ -79,14 +79,14 @@ def write_labels(file: Path, dataset: str, rows: Iterable[Mapping[str, Any]], co
 
 
 def read_labels(file: Path, dataset: str) -> RecordedLabels:
-    """The labels in a file that `write_labels` wrote. Untrusted.
+    """Returns the labels in a file written by `write_labels`. Untrusted.
 
     Args:
-        file: of the labels.
-        dataset: `recordings_digest` of the data that they are wanted for.
+        file: path of the labels.
+        dataset: `recordings_digest` of the data to be labelled.
 
     Raises:
-        UsageError: it is no such file, is of other data, or has two labels for one frame or episode.
+        UsageError: it is not such a file, is about other data, or has two labels for one frame or episode.
     """
     try:
         with open_regular(file) as stream:
@@ -112,10 +112,10 @@ def read_labels(file: Path, dataset: str) -> RecordedLabels:
 
 
 def _by_key(labels: Iterable[tuple[Any, float | None]]) -> dict[Any, float]:
-    """The labels that are numbers in [0, 1], by what they are of.
+    """Returns the labels that are numbers in [0, 1], by key.
 
     Raises:
-        ValueError: two are of the same, or one is out of range.
+        ValueError: two labels share a key, or one is out of range.
     """
     found: dict[Any, float | None] = {}
     for key, value in labels:
@@ -130,16 +130,16 @@ def _by_key(labels: Iterable[tuple[Any, float | None]]) -> dict[Any, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeProgress:
-    """An episode of a LeRobot data set with the progress that some of its frames were given."""
+    """An episode of a LeRobot data set, with the progress of some of its frames."""
 
     episode: int
     """LeRobot's `episode_index`."""
     indices: NDArray[np.int64]
     """[T] LeRobot's `index` of each frame."""
     frames: NDArray[np.int64]
-    """[n] frames that were asked about, in order; n may be 0."""
+    """[n] frames that were judged, in order; n may be 0."""
     progress: FloatArray
-    """[n] in [0, 1], NaN where there is no answer."""
+    """[n] progress in [0, 1], NaN for unreadable answers."""
 
 
 _LEROBOT = pa.schema(
@@ -153,16 +153,16 @@ _LEROBOT = pa.schema(
 
 
 def write_lerobot_progress(file: Path, episodes: Iterable[EpisodeProgress], dataset: str, judge: str) -> int:
-    """Writes a row for each frame of a data set, as LeRobot's `*_progress.parquet` has them, and returns how many.
+    """Writes a row for each frame of a data set, as in LeRobot's `*_progress.parquet`; returns their number.
 
-    Frames between two answers have progress between theirs; frames before the first and behind the last have none
-    (NaN), which LeRobot's weighting takes for unknown.
+    Frames between two answers get interpolated progress; frames before the first and after the last have none (NaN),
+    which LeRobot's weighting treats as unknown.
 
     Args:
-        file: replaced where there is one.
-        episodes: all of the data set, in order.
-        dataset: `recordings_digest`, kept with the file; LeRobot does not look at it.
-        judge: name of the judge, where LeRobot has the path of its reward model.
+        file: path of the file; replaced if it exists.
+        episodes: all episodes of the data set, in order.
+        dataset: `recordings_digest`, stored in the file; LeRobot ignores it.
+        judge: name of the judge, stored where LeRobot puts the path of its reward model.
 
     Source: LeRobot 0.4.4, `policies/sarm/compute_rabc_weights.py` (columns) and `utils/rabc.py` (what is read).
     """

@@ -1,10 +1,9 @@
-"""Recorded episodes of any form as trajectories that can be looked at: `rlvlm score` asks a judge about them.
+"""Recorded episodes of any format as trajectories with images: `rlvlm score` asks a judge about them.
 
-A data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, or MP4 videos. Videos have their sentences beside them:
-`clip.txt` beside `clip.mp4`, or one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, where
-it is known, `success`, as Hugging Face's folders of videos have; or they are the rows of a CSV or Parquet table beside
-them with the columns of RoboReward (`video`, `task`, `reward` 1 to 5) or Robometer (`frames`, `task`, `quality_label`,
-`partial_success`). Everything here may be somebody else's.
+Formats: a data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, or MP4 videos. Videos have their goals beside
+them: `clip.txt` beside `clip.mp4`; one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, if
+known, `success`, as in Hugging Face's video folders; or a CSV or Parquet table with the columns of RoboReward (`video`,
+`task`, `reward` 1 to 5) or Robometer (`frames`, `task`, `quality_label`, `partial_success`). All input is untrusted.
 """
 
 import csv
@@ -31,14 +30,14 @@ from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTraj
 
 Form = Literal["lerobot", "libero", "folder", "videos"]
 Draw = Callable[[FloatArray, str], Frames]
-"""Images [N, H, W, 3] of an env's snapshots [N, S], by the camera of that name; the first camera where it is empty."""
+"""Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
 _SUCCESS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None, "none": None}
 _QUALITIES = {"failure": 0.0, "suboptimal": 0.5, "successful": 1.0}
-"""Robometer's labels, by how much of the task is done."""
+"""Robometer's labels, as the share of the task that is done."""
 _COLUMNS = {"file_name": "file_name", "video": "file_name", "frames": "file_name", "goal": "goal", "task": "goal"} | {
     name: name for name in ("success", "reward", "quality_label", "partial_success")
 }
-"""Columns of a table that are read, and what they are here; the first of those that mean the same counts."""
+"""Columns to read from a table, and their meaning here; of those with the same meaning the first counts."""
 _NAMELESS = "it names no video: its column is file_name, video or frames"
 TABLES = (".csv", ".parquet")
 MAX_ROWS = 100_000
@@ -47,26 +46,26 @@ _MAX_GOAL_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recordings:
-    """Where recorded episodes are, and how they are looked at. Each pass over them reads them again."""
+    """Location of recorded episodes, and how to view them. Each iteration reads them anew."""
 
     path: Path
     form: Form
     camera: str = ""
-    """The one that is looked through; empty: the first, and not a wrist's."""
+    """Camera to use; empty: the first that is not at the wrist."""
     goal: str = ""
-    """What the episodes are about, in place of their own sentences; empty: those."""
+    """Goal of all episodes, replacing their own; empty: their own."""
     make_draw: Callable[[DemonstrationFolder], Draw] | None = None
-    """Gives the renderer of a folder of ours that keeps snapshots; it may import the folder's task."""
+    """Makes the renderer of one of our folders that stores snapshots; it may import the folder's task."""
 
     def __iter__(self) -> Iterator[RobotTrajectory | CorruptEpisode]:
-        """The episodes in their order; one that cannot be read is `CorruptEpisode`, and does not stop the others.
+        """Yields the episodes in order; one that cannot be read is a `CorruptEpisode`, and does not stop the others.
 
         Raises:
-            UsageError: nothing can be read at all, or the camera is not there.
+            UsageError: nothing can be read at all, or there is no such camera.
         """
-        # `late` is for those who learn actions: here each image counts, the last one above all
+        # `late` matters for learning from actions: here every image counts, above all the last one
         if self.form == "lerobot":
-            camera = self.camera or lerobot_cameras(self.path)[0]  # or all of them would be decoded
+            camera = self.camera or lerobot_cameras(self.path)[0]  # otherwise all would be decoded
             found = read_lerobot(self.path, CutConfig(cameras=(camera,), late=False))
         elif self.form == "libero":
             found = map(_turned, read_libero(self.path, CutConfig(cameras=(self.camera or CAMERAS[0],), late=False)))
@@ -91,7 +90,7 @@ class Recordings:
             if names:
                 look = partial(_load_images, folder, names, place)
             elif np.ndim(record.arrays.get("snapshots", 0)) == 2 and self.make_draw is not None:
-                draw = draw or self.make_draw(folder)  # with the first that needs it: a simulator takes seconds
+                draw = draw or self.make_draw(folder)  # at the first episode that needs it: a simulator takes seconds
                 names = record.arrays["snapshots"]
                 look = partial(_draw_snapshots, draw, names, self.camera)
             else:
@@ -121,10 +120,10 @@ class Recordings:
 
 
 def find_form(path: Path) -> Form:
-    """The form of the recorded data at `path`.
+    """Returns the format of the recorded data at `path`.
 
     Raises:
-        UsageError: nothing is there that can be read.
+        UsageError: it contains nothing that can be read.
     """
     if (path / "meta" / "info.json").is_file():
         return "lerobot"
@@ -141,7 +140,7 @@ def find_form(path: Path) -> Form:
 
 
 def recordings_digest(episodes: Iterable[RobotTrajectory | CorruptEpisode]) -> str:
-    """SHA-256 of recorded episodes, all numbers of them and their order: labels say which data they are of."""
+    """Returns the SHA-256 of recorded episodes, of all their numbers and their order, by which labels identify data."""
     digest = hashlib.sha256()
     for film in episodes:
         if isinstance(film, CorruptEpisode):
@@ -155,16 +154,16 @@ def recordings_digest(episodes: Iterable[RobotTrajectory | CorruptEpisode]) -> s
 
 
 def _turned(film: RobotTrajectory | CorruptEpisode) -> RobotTrajectory | CorruptEpisode:
-    """LIBERO's images are upside down; by half a turn they are as our envs and published policies have them."""
+    """Rotates LIBERO's upside-down images by half a turn, to match our envs and published policies."""
     if isinstance(film, CorruptEpisode):
         return film
-    # several files have a demo_0 each
+    # several files may each have a demo_0
     name, look = f"{film.file.stem}/{film.name}", film.look
     return replace(film, name=name, look=lambda steps: look(steps)[:, :, ::-1, ::-1])
 
 
 def _image_names(record: EpisodeRecord) -> Any:
-    """[T, cameras] digests of what was seen, the end included where it was kept; empty where no image was."""
+    """Returns [T, cameras] digests of the images, including the last if stored; empty if there are none."""
     if record.kind == "chunks":
         names = np.asarray(record.arrays.get("pictures", ""))
         return names.tolist() if names.ndim == 2 else []
@@ -183,7 +182,7 @@ def _draw_snapshots(draw: Draw, snapshots: FloatArray, camera: str, steps: NDArr
 def _read_videos(path: Path) -> Iterator[RobotTrajectory | CorruptEpisode]:
     root = path if path.is_dir() else path.parent
     if path.suffix in TABLES and not path.is_dir():
-        rows = _read_rows(path)  # one video may be in several, under several goals
+        rows = _read_rows(path)  # a video may be in several rows, with several goals
     else:
         about = {str(row["file_name"]): (where, row) for where, row in _read_metadata(root)}
         files = sorted(root.glob("*.mp4")) if path.is_dir() else [path]
@@ -197,10 +196,10 @@ def _read_videos(path: Path) -> Iterator[RobotTrajectory | CorruptEpisode]:
 
 
 def _video(root: Path, row: Mapping[str, Any]) -> RobotTrajectory:
-    """The episode of a row, whose video lies in `root` or below.
+    """Returns the episode of a row, whose video must be in `root` or below.
 
     Raises:
-        OSError, ValueError: it cannot be read, or lies elsewhere.
+        OSError, ValueError: it cannot be read, or is elsewhere.
     """
     if not isinstance(row.get("file_name"), str) or not row["file_name"]:
         raise ValueError(_NAMELESS)
@@ -232,10 +231,10 @@ def _video(root: Path, row: Mapping[str, Any]) -> RobotTrajectory:
 
 
 def _labels(row: Mapping[str, Any]) -> tuple[bool | None, float | None]:
-    """Whether an episode succeeded, and how much of its task is done at its end, in [0, 1]; None where it is unknown.
+    """Returns whether an episode succeeded, and the share of its task done at its end, in [0, 1]; None if unknown.
 
     Raises:
-        ValueError: a label is none of those that its column has.
+        ValueError: a label is not among those of its column.
     """
     said = {
         name: "" if (value := row.get(name)) is None or value != value else str(value).strip().lower()  # noqa: PLR0124 - NaN
@@ -248,7 +247,7 @@ def _labels(row: Mapping[str, Any]) -> tuple[bool | None, float | None]:
         reward = float(said["reward"])
         if reward not in (1, 2, 3, 4, 5):
             raise ValueError(f"its reward is 1, 2, 3, 4 or 5, got {said['reward']!r:.40}")
-        quality = (reward - 1) / 4  # as RoboReward has it: only 5 is a success
+        quality = (reward - 1) / 4  # as in RoboReward: only 5 is a success
     if said["quality_label"]:
         if said["quality_label"] not in _QUALITIES:
             raise ValueError(f"its quality_label is one of {', '.join(_QUALITIES)}, got {said['quality_label']!r:.40}")
@@ -268,7 +267,7 @@ def _look_at_video(file: Path, steps: NDArray[np.intp]) -> Frames:
 
 
 def _read_metadata(root: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of `metadata.csv` or `metadata.jsonl` with their places; none where there is neither.
+    """Returns the rows of `metadata.csv` or `metadata.jsonl` with their positions; none if there is no such file.
 
     Raises:
         UsageError: it cannot be read, or two rows are of one video.
@@ -286,7 +285,7 @@ _FIX = "its columns are file_name, goal and success; or video, task and reward; 
 
 
 def _read_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a table, by the names that `_COLUMNS` gives, each with its place.
+    """Returns the rows of a table, under the names that `_COLUMNS` gives, each with its position.
 
     Raises:
         UsageError: it cannot be read, has no column of videos, or too many rows.

@@ -1,4 +1,4 @@
-"""What a folder of demonstrations keeps of an episode, whatever kind of env it was played in."""
+"""Record of an episode in a folder of demonstrations, for any kind of env."""
 
 import math
 from collections.abc import Mapping
@@ -14,75 +14,75 @@ from rlvlm.envs.replies import read_reply
 
 
 class CorruptRecord(ValueError):  # noqa: N818 - named for what is found
-    """A line that is no record of ours."""
+    """A line that is not a valid record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One step of an episode in words. Episodes in chunks have none: theirs are arrays."""
+    """One step of an episode of turns. Episodes in chunks have none: they consist of arrays."""
 
     prompt: str
     """The prompt of the turn."""
     text: str
     """The player's reply; untrusted."""
     action: str | None
-    """The action that was read in it; None where none could be."""
+    """The action read from it; None if none could be read."""
     env_reward: float
     success: bool
-    """The env's own success test, after the step."""
+    """Result of the env's own success test after the step."""
     progress: float
-    """In [0, 1], after the step."""
+    """Progress in [0, 1] after the step."""
     pictures: tuple[str, ...] = ()
-    """Digests of what the player saw; empty where images were not kept."""
+    """Digests of the images shown to the player; empty if images were not stored."""
     is_noise: bool = False
-    """Whether the player was made to write something else than it would have."""
+    """Whether the player's reply was corrupted on purpose."""
     quality: float | None = None
-    """Somebody's score of the step in [0, 1], kept with it; None where there is none."""
+    """Score of the step from any source, in [0, 1]; None if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeRecord:
-    """One episode."""
+    """Record of one episode."""
 
     id: str
-    """Unique in its folder, and part of a file's name."""
+    """Id, unique in its folder, and part of file names."""
     task: str
     kind: str
-    """`turns` or `chunks`, as the task's."""
+    """`turns` or `chunks`, the task's kind."""
     seed: int
-    """Seed of the start: episodes of one seed never end up on both sides of a split."""
+    """Seed of the start: episodes of one seed are always on the same side of a split."""
     player: str
     """Name of the player, e.g. `expert`."""
     goal: str
     """The env's goal phrase, or the instruction of this episode."""
     env_return: float
     success: bool
-    """Whether the env's own success test held at the end."""
+    """Result of the env's own success test at the end."""
     terminated: bool
-    """Whether it ended for good; a time limit only cuts it."""
+    """Whether it terminated, as opposed to being truncated by a time limit."""
     steps: tuple[StepRecord, ...] = ()
-    """T of them; empty for chunks."""
+    """T steps; empty for chunks."""
     last_pictures: tuple[str, ...] = ()
-    """Digests of what there was to see after the last step."""
+    """Digests of the images after the last step."""
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """By name: `snapshots` [T + 1, S] of turns. Of C chunks `snapshots` [C + 1, S], before each and at the end;
-    `actions` [C, L, A], `proprio` [C, P], `steps` [C] that were run of each, `perturbed` [C] of those that were none of
-    the player's, where it was made to go astray; in place of snapshots there may be
-    `pictures` [C, cameras], the digests of what was seen before each."""
+    """Arrays by name: `snapshots` [T + 1, S] for turns. For C chunks: `snapshots` [C + 1, S], before each and at the
+    end; `actions` [C, L, A]; `proprio` [C, P]; `steps` [C], the number run of each; `perturbed` [C], True for chunks
+    that replaced the player's; instead of snapshots there may be `pictures` [C, cameras], the digests of the images
+    before each."""
 
     def digests(self) -> set[str]:
-        """All images of the episode."""
+        """Returns the digests of all images of the episode."""
         of_chunks = {str(digest) for digest in np.ravel(self.arrays.get("pictures", ()))}
         return {digest for step in self.steps for digest in step.pictures} | set(self.last_pictures) | of_chunks
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """What goes into a line of `episodes.jsonl`: all but the arrays."""
+    """Returns the content of a line of `episodes.jsonl`: everything but the arrays."""
     return asdict(replace(record, arrays={})) | {"arrays": sorted(record.arrays)}
 
 
 def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
-    """The record of a line, with its arrays.
+    """Returns the record of a line, with its arrays.
 
     Raises:
         CorruptRecord: a field is missing, unknown, or of the wrong type.
@@ -95,7 +95,7 @@ def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
         record = EpisodeRecord(**fields, steps=steps, last_pictures=last, arrays=arrays)
         texts = [record.id, record.task, record.kind, record.player, record.goal]
         texts += [text for step in record.steps for text in (step.prompt, step.text, *step.pictures)]
-        # JSON has no types of its own, and these go into prompts, file names and sums
+        # JSON does not check types, and these values go into prompts, file names and sums
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a text is wanted")
         numbers = [record.env_return, record.seed]
@@ -108,11 +108,11 @@ def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
 
 
 def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
-    """The episode as those know it who learn from it.
+    """Converts an episode to the form that learners use.
 
     Args:
-        record: of kind `turns`, with its snapshots.
-        env: of its task.
+        record: record of kind `turns`, with its snapshots.
+        env: env of its task.
 
     Raises:
         ValueError: it has no snapshots, as after an import of chats.
@@ -123,7 +123,7 @@ def to_token_episode(record: EpisodeRecord, env: TurnEnv) -> TokenEpisode:
     indices = {name: index for index, name in enumerate(names)}
     replies = []
     for step in record.steps:
-        # read again for its span alone: the action is the one that was read as the episode was played
+        # parsed again only for the span: the action is the one parsed when the episode was played
         read = read_reply(step.text, names, range(len(names)))
         action = None if step.action is None else indices[step.action]
         replies.append(Reply(text=step.text, thought=read.thought, action=action, action_span=read.action_span))

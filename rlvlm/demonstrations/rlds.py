@@ -1,7 +1,7 @@
 """RLDS data sets as TensorFlow Datasets writes them, such as `modified_libero_rlds`, read without TensorFlow.
 
-A `.tfrecord` file is a row of records: length (8 bytes), its checksum (4), the record, its checksum (4). A record is
-one episode as a `tf.train.Example`: features by name, of which those of its steps lie behind one another.
+A `.tfrecord` file is a sequence of records: length (8 bytes), its checksum (4), the record, its checksum (4). A record
+is one episode as a `tf.train.Example`: features by name; those of its steps are concatenated.
 """
 
 import struct
@@ -26,7 +26,7 @@ _OBSERVED = "steps/observation/"
 
 
 def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
-    """The episodes of a `.tfrecord` file, or of all such files of a folder.
+    """Yields the episodes of a `.tfrecord` file, or of all such files of a folder.
 
     Raises:
         UsageError: there is no file.
@@ -43,20 +43,20 @@ def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Cor
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """The records of a file.
+    """Yields the records of a file.
 
     Raises:
-        ValueError: it is no such file, or torn.
+        ValueError: it is not such a file, or truncated.
     """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c  # 0.2 s
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c  # takes 0.2 s
 
     left = path.stat().st_size
     with open(path, "rb") as file:
         while left:
             head = file.read(12)
             length, checksum = struct.unpack("<QI", head) if len(head) == 12 else (left, 0)
-            # the length is checked before so many bytes are read: a torn file may name any number of them. Records
-            # are not: a checksum of megabytes takes long in Python, and what is torn in them does not parse
+            # the length is verified before reading: a corrupt file may claim any size. Records are not: a checksum over
+            # megabytes is slow in Python, and a corrupt record does not parse
             if length > left - 16 or masked_crc32c(head[:8]) != checksum:
                 raise ValueError(f"no whole record {left} bytes before its end")
             yield file.read(length)
@@ -72,7 +72,7 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
     num = len(features["steps/language_instruction"].bytes_list.value)
 
     def numbers(name: str) -> NDArray[np.float32]:
-        if name not in features:  # a map of protobuf would make it
+        if name not in features:  # access would create it in protobuf's map
             raise KeyError(f"{name}; there are {', '.join(sorted(features))}")
         return np.array(features[name].float_list.value, np.float32).reshape(num, -1)
 
@@ -83,7 +83,7 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
     if any(len(shelf) != num for shelf in shelves):
         raise ValueError(f"{num} steps have {', '.join(str(len(shelf)) for shelf in shelves)} images")
     actions, proprio = numbers("steps/action"), numbers(f"{_OBSERVED}state")
-    # where there are rewards, a success has one above 0
+    # an episode with rewards is a success if any is above 0
     rewards = list(features["steps/reward"].float_list.value) if "steps/reward" in features else []
     return RobotTrajectory.recorded(
         actions,
@@ -98,13 +98,13 @@ def _trajectory(path: Path, number: int, record: bytes, config: CutConfig) -> Ro
 
 
 def _cameras(features: Mapping[str, Any]) -> list[str]:
-    """Names of the features that hold images, the wrist's last."""
+    """Returns the names of the features that hold images, the wrist's last."""
     names = [
         name
         for name in features
         if name.startswith(_OBSERVED)
         and features[name].bytes_list.value
-        and features[name].bytes_list.value[0].startswith((b"\xff\xd8", b"\x89PNG"))  # how JPEG and PNG begin
+        and features[name].bytes_list.value[0].startswith((b"\xff\xd8", b"\x89PNG"))  # first bytes of JPEG and PNG
     ]
     return sorted(names, key=lambda name: ("wrist" in name or "hand" in name, name))
 
@@ -114,22 +114,22 @@ def _look(shelves: list[list[bytes]], steps: NDArray[np.intp]) -> Frames:
 
 
 def decoded(data: bytes) -> NDArray[np.uint8]:
-    """[H, W, 3] of a PNG or JPEG.
+    """Decodes a PNG or JPEG to [H, W, 3].
 
     Raises:
-        OSError: it is none, or too large.
+        OSError: it is neither, or too large.
     """
     return read_rgb(BytesIO(data), ("PNG", "JPEG"), MAX_PIXELS)
 
 
 @cache
 def _example_class() -> Any:
-    """The message `tf.train.Example`, described here: its file comes with TensorFlow alone."""
+    """Defines the message `tf.train.Example` here, because its file only comes with TensorFlow."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="example", syntax="proto3")
 
     def message(name: str, *fields: tuple[str, int, str], repeated: bool = False) -> Any:
-        """A message whose fields have a name, a type and, of messages, the name of that; numbered from 1."""
+        """Defines a message with fields of name, type and, for messages, the type's name; numbered from 1."""
         made = file.message_type.add(name=name)
         for number, (key, kind, of) in enumerate(fields, start=1):
             label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL

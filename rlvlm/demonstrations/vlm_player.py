@@ -1,4 +1,4 @@
-"""A chat VLM that plays demonstrations: `rlvlm collect TASK --player.model NAME`. Imports nothing heavy at once."""
+"""A chat VLM as player of demonstrations: `rlvlm collect TASK --player.model NAME`. Defers heavy imports."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from rlvlm.core.errors import MachineError
 from rlvlm.judges.config import check_temperature
 from rlvlm.vlms.config import ApiConfig, VLMConfig
 
-if TYPE_CHECKING:  # `rlvlm collect --help` waits for neither numpy nor torch
+if TYPE_CHECKING:  # `rlvlm collect --help` should not wait for numpy and torch
     from rlvlm.core.episodes import Turn
     from rlvlm.demonstrations.collect import PlayerReply
     from rlvlm.envs.env import TurnEnv
@@ -19,23 +19,23 @@ if TYPE_CHECKING:  # `rlvlm collect --help` waits for neither numpy nor torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerApiConfig(ApiConfig):
-    """A player behind an HTTP API."""
+    """Settings of a player behind an HTTP API."""
 
     section: ClassVar[str] = "player.api"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlayerConfig(VLMConfig):
-    """A chat VLM that plays in place of the task's script; without a model the script plays."""
+    """Settings of a chat VLM that plays in place of the task's script; without a model the script plays."""
 
     section: ClassVar[str] = "player"
 
     backend: Literal["transformers", "openai", "gemini"] = "transformers"
     """transformers: loaded here; openai, gemini: over HTTP, any OpenAI-compatible server by player.api.base_url."""
     temperature: float = 0.0
-    """0 is greedy; from 0.01 to 2 replies are sampled."""
+    """Sampling temperature, from 0.01 to 2; 0 is greedy."""
     max_reply_tokens: int = 256
-    """A reply is cut after this many tokens, >= 1."""
+    """Length at which replies are cut, in tokens, >= 1."""
     api: PlayerApiConfig = field(default_factory=PlayerApiConfig)
 
     def __post_init__(self) -> None:
@@ -48,10 +48,10 @@ class PlayerConfig(VLMConfig):
 class VLMPlayer:
     """Asks a chat VLM for the reply to each turn: the image, then the env's prompt.
 
-    Its text is untrusted and kept as it is. A reply that cannot be read passes a turn, as it would for a policy.
+    Its text is untrusted and stored unchanged. An unreadable reply uses up a turn, as it would for a policy.
 
     Args:
-        config: names the model.
+        config: settings with the model's name.
 
     Raises:
         ModelUnavailable: it cannot be loaded, or its key is missing.
@@ -65,22 +65,22 @@ class VLMPlayer:
         self._write = _local(config) if config.backend == "transformers" else _remote(config)
 
     def begin(self, seed: int) -> None:
-        """Nothing depends on the seed: each turn is a chat of its own."""
+        """Does nothing: each turn is a chat of its own, whatever the seed."""
 
     def reply(self, env: "TurnEnv", turn: "Turn") -> "PlayerReply":
-        """What the model writes.
+        """Returns the model's reply.
 
         Raises:
             ModelUnavailable: it does not answer any more.
-            MachineError: it did not answer this turn, however often it was asked, or wrote nothing.
+            MachineError: it did not answer this turn within the retries, or returned nothing.
         """
         from rlvlm.demonstrations.collect import PlayerReply
         from rlvlm.vlms.chats import image_parts, text_part
 
-        # no earlier turns: a policy sees one image and one prompt, and so it learns from replies to just these
+        # no earlier turns: a policy learns from replies to one image and one prompt, because it sees no more
         content = [*image_parts(env.draw(turn.snapshot[None])), text_part(turn.prompt)]
         reply = self._write([{"role": "user", "content": content}])
-        if not reply.text.strip():  # nothing to learn from, and seldom what the model meant
+        if not reply.text.strip():  # useless to learn from, and seldom what the model meant
             what, config = f"{self._config.model} wrote nothing at a turn", self._config
             if reply.is_whole:
                 raise MachineError(what, "the episodes so far are kept; the same command goes on")
@@ -117,7 +117,7 @@ def _remote(config: PlayerConfig) -> "Callable[[Chat], ChatReply]":
         )
         try:
             return engine.run(asked)
-        except (TransientError, Refused) as error:  # an outage is no reply: nothing is written down for this turn
+        except (TransientError, Refused) as error:  # an outage is not a reply: nothing is stored for this turn
             what = f"{config.model} did not answer a turn: {error}"
             raise MachineError(what, "the episodes so far are kept; the same command goes on") from error
 

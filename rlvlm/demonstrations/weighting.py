@@ -1,6 +1,6 @@
-"""How much each recorded answer counts when it is imitated, by a judge's labels of the recording.
+"""Weights of recorded answers for imitation learning, from a judge's labels of the recording.
 
-Frames are where answers began: a turn, or a chunk. Letters: E episodes, T frames of one.
+A frame is the moment at which an answer began: a turn or a chunk. Letters: E episodes, T frames of one.
 """
 
 from collections.abc import Sequence
@@ -21,68 +21,68 @@ from rlvlm.demonstrations.recordings import Recordings, recordings_digest
 Curve = NDArray[np.float64]
 
 KAPPA = 0.01
-"""Gains in progress above this count in full."""
+"""Gain in progress above which an answer has full weight."""
 TEMPERATURE = 0.2
 """Temperature of exponentiated advantages, in units of an episode's worth, which is in [0, 1]."""
 MAX_WEIGHT = 20.0
-"""No exponentiated advantage counts more."""
+"""Maximum weight of an exponentiated advantage."""
 POSITIVE = 0.4
-"""Share of answers that a policy is told to be better than expected, at most."""
+"""Maximum share of answers that the policy is told are better than expected."""
 _BINS = 10
-"""Bins of progress, for the value that advantages are held against."""
+"""Bins of progress in the value table from which advantages are computed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """Weights of M answers, one episode after the other."""
+    """Weights of M answers, in order of episodes."""
 
     values: FloatArray
-    """[M] >= 0, mean 1."""
+    """[M] weights, >= 0, with mean 1."""
     judged: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))
-    """[M] what the judge says of each, NaN where it says nothing; empty of weightings that do not ask. condition: 1
-    where it did better than expected, 0 where it did not. preference: the worth of its episode."""
+    """[M] the judge's label of each answer, NaN if it has none; empty for weightings without one. condition: 1 if
+    better than expected, else 0. preference: the worth of its episode."""
     episodes: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """[M] number of each one's episode, or empty."""
+    """[M] episode number of each answer, or empty."""
 
     def is_good(self) -> NDArray[np.bool_]:
-        """[M] answers that count as much as the mean or more, or of which the judge says so."""
+        """Returns [M], whether an answer's label (its weight, if there are no labels) is at least the mean."""
         told = self.judged if np.isfinite(self.judged).any() else self.values
         return told >= np.nanmean(told)
 
     def rows(self) -> FloatArray:
-        """[M, 3] all of it, answer by answer."""
+        """Returns [M, 3], all three arrays, answer by answer."""
         unknown = np.full(len(self.values), np.nan, np.float32)
         parts = (self.values, self.judged, self.episodes)
         return np.stack([part if len(part) else unknown for part in parts], 1).astype(np.float32)
 
     @classmethod
     def of_rows(cls, rows: FloatArray) -> Self:
-        """What `rows` [M, 3] were made of."""
+        """Rebuilds weights from the `rows` [M, 3]."""
         return cls(values=rows[:, 0], judged=rows[:, 1], episodes=rows[:, 2].astype(np.int64))
 
     def at(self, rows: Any) -> "Weights":
-        """Weights of some answers, by numbers or as a mask [M]."""
+        """Returns the weights of some answers, by indices or a mask [M]."""
         return Weights(**{name: part[rows] if len(part := getattr(self, name)) else part for name in self.__slots__})
 
     @property
     def effective(self) -> float:
-        """Answers of equal weight that would have the variance of these: (sum w)^2 / sum w^2."""
+        """Effective sample size (sum w)^2 / sum w^2: as many answers of equal weight have the same variance."""
         return float(self.values.sum() ** 2 / np.square(self.values).sum())
 
     @property
     def counted(self) -> float:
-        """Share that counts at all."""
+        """Share of answers with a weight above 0."""
         return float((self.values > 0).mean())
 
     def told(self) -> str:
-        """What a reader should know of them, in a line."""
+        """Returns a one-line summary for users."""
         return (
             f"weights: {self.effective:,.0f} of {len(self.values):,} answers' worth, {self.counted:.0%} count, the "
             f"largest {self.values.max():.1f} times the mean"
         )
 
     def metrics(self) -> dict[str, float]:
-        """The same by names in `rlvlm.core.metrics`."""
+        """Returns this summary as metrics, by names in `rlvlm.core.metrics`."""
         return {
             metrics.SFT_EFFECTIVE: self.effective / len(self.values),
             metrics.SFT_COUNTED: self.counted,
@@ -91,18 +91,18 @@ class Weights:
 
 
 def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
-    """The weight of each answer.
+    """Returns the weight of each answer.
 
     Args:
-        labels: by the episode's number and its frames.
-        lengths: [E] frames of each episode, by number; 0 leaves an episode out.
+        labels: labels by episode number and frame.
+        lengths: [E] number of frames of each episode; 0 leaves an episode out.
         weighting: filter: 1 in episodes whose worth is `threshold` or more, else 0. progress: by the gain in progress
             up to the next answer, see `progress_weights`. advantage: exponentiated, see `advantage_weights`. condition:
             1, see `better_than_expected`. preference: 1 in episodes whose worth is known.
-        threshold: see there.
+        threshold: minimum worth of an episode for `filter`.
 
     Raises:
-        UsageError: nothing counts, or there is no label of what is asked for.
+        UsageError: all weights are 0, or the labels lack what the weighting needs.
     """
     curves = [_curve(labels, number, length) for number, length in enumerate(lengths)]
     worth = np.array([_worth(labels, number, curve) for number, curve in enumerate(curves)])
@@ -129,10 +129,10 @@ def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, thresh
 
 
 def folder_weights(path: Path, labels: str, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
-    """See `weigh`, of the folder of ours at `path` by the file `labels` of `rlvlm score`.
+    """Returns `weigh` for our folder at `path`, with the file `labels` of `rlvlm score`.
 
     Raises:
-        UsageError: the file is no such, has labels of other data, or leaves nothing that counts.
+        UsageError: the file is not of labels, has labels of other data, or makes all weights 0.
     """
     recordings = Recordings(path=path, form="folder", make_draw=lambda folder: _draw_nothing)
     return weigh(read_labels(Path(labels).expanduser(), recordings_digest(recordings)), lengths, weighting, threshold)
@@ -143,11 +143,12 @@ def _draw_nothing(snapshots: FloatArray, camera: str) -> Frames:
 
 
 def progress_weights(curves: Sequence[Curve]) -> list[Curve]:
-    """[E] arrays [T]: 1 for a gain above `KAPPA` up to the next answer, a share for a smaller one, 0 for a loss.
+    """Returns [E] arrays [T]: 1 for a gain above `KAPPA` up to the next answer, a share for a smaller one, 0 for a
+    loss.
 
-    With the gains' mean m and standard deviation s, a gain g in [0, KAPPA] counts clip((g - (m - 2 s)) / 4 s, 0, 1).
-    Unknown gains count 1. Departure: an episode's last answer has no next one; it counts by the gain before it, where
-    the published rule gives the last frames little or nothing and so does not teach to finish.
+    With the gains' mean m and standard deviation s, a gain g in [0, KAPPA] weighs clip((g - (m - 2 s)) / 4 s, 0, 1).
+    Unknown gains weigh 1. Departure: an episode's last answer has no next one and takes the gain before it; the
+    published rule gives the last frames little or no weight, and so does not teach to finish.
 
     Source: reward-aligned behaviour cloning as LeRobot 0.4.4 has it (`utils/rabc.py`).
     """
@@ -170,10 +171,10 @@ def progress_weights(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def advantage_weights(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
-    """[E] arrays [T]: min(exp(A / TEMPERATURE), MAX_WEIGHT), where A is an episode's worth less the mean worth of all
-    episodes from frames of like progress.
+    """Returns [E] arrays [T]: min(exp(A / TEMPERATURE), MAX_WEIGHT), where A is an episode's worth minus the mean worth
+    of all episodes from frames of similar progress.
 
-    Frames of unknown progress are held against the mean of all; episodes of unknown worth count 0.
+    Frames of unknown progress are compared with the overall mean; episodes of unknown worth weigh 0.
 
     Source: Peng et al. 2019, arXiv:1910.00177 (AWR). Departure: the value is a table over progress, fitted to labels.
     """
@@ -184,10 +185,10 @@ def advantage_weights(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
 
 
 def better_than_expected(curves: Sequence[Curve], worth: Curve) -> FloatArray:
-    """[M] 1 for the `POSITIVE` share of answers whose advantage, as of `advantage_weights`, is largest and above 0, and
+    """Returns [M]: 1 for the `POSITIVE` share of answers with the largest advantages (see `advantage_weights`) above 0,
     0 for the others; NaN in episodes of unknown worth.
 
-    Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP), with a threshold that leaves so many positive.
+    Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP), with the threshold set by that share.
 
     Raises:
         UsageError: no advantage is above 0.
@@ -204,8 +205,8 @@ def better_than_expected(curves: Sequence[Curve], worth: Curve) -> FloatArray:
 
 
 def _advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
-    """[E] arrays [T]: an episode's worth less the mean worth of all episodes from frames of like progress; NaN of
-    unknown worth.
+    """Returns [E] arrays [T]: an episode's worth minus the mean worth of all episodes from frames of similar progress;
+    NaN if the worth is unknown.
     """
     known = np.isfinite(worth)
     if not known.any():
@@ -222,7 +223,7 @@ def _advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
 
 
 def _curve(labels: RecordedLabels, number: int, length: int) -> Curve:
-    """[T] progress of an episode's frames: between two answers on the line between theirs, elsewhere unknown (NaN)."""
+    """Returns [T], progress of an episode's frames: linearly interpolated between answers, elsewhere NaN."""
     known = sorted((frame, value) for (episode, frame), value in labels.progress.items() if episode == number)
     if not known or not length:
         return np.full(length, np.nan)
@@ -231,7 +232,7 @@ def _curve(labels: RecordedLabels, number: int, length: int) -> Curve:
 
 
 def _worth(labels: RecordedLabels, number: int, curve: Curve) -> float:
-    """The judge's score of a whole episode, else its last known progress; NaN where there is neither."""
+    """Returns the judge's score of a whole episode, else its last known progress; NaN if it has neither."""
     if number in labels.success:
         return labels.success[number]
     known = curve[np.isfinite(curve)]
