@@ -1,1 +1,1 @@
-"""Judges behind Ray Serve: deployments and the client that looks like a local judge. Used by experiments."""
+"""Judges and policies behind Ray Serve: deployments, and clients with the interface of a local judge or policy."""

@@ -1,4 +1,4 @@
-"""An app file: the YAML of `serve deploy` with one or more judges and their HTTP server. Read without starting Ray."""
+"""The app file: YAML for `serve deploy` with one or more judges and their HTTP server. Read without starting Ray."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -17,7 +17,7 @@ MAX_FILE_BYTES = 100_000
 
 
 class Part(BaseModel):
-    """Base of everything in a file: a name that is not known is an error, in the dataclasses inside too."""
+    """Base of everything in a file: an unknown name is an error, in nested dataclasses too."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ class _HttpOptions(Part):
 
 
 class _Content(Part):
-    """All that a file may hold."""
+    """Complete content of a file."""
 
     proxy_location: str = "HeadOnly"
     http_options: _HttpOptions = _HttpOptions()
@@ -63,7 +63,7 @@ class _Content(Part):
     applications: list[Annotated[_JudgeApp | _GatewayApp, Field(discriminator="import_path")]]
 
     def split(self) -> tuple[list[_JudgeApp], list[_GatewayApp]]:
-        """The judges, and the HTTP servers."""
+        """Returns the judges, and the HTTP servers."""
         judges = [app for app in self.applications if isinstance(app, _JudgeApp)]
         return judges, [app for app in self.applications if isinstance(app, _GatewayApp)]
 
@@ -88,7 +88,7 @@ class JudgeEntry:
 
     @property
     def resources(self) -> str:
-        """What Ray sets aside for it, e.g. `2 CPU, 0.5 GPU`, or `3 x (2 CPU)` where there are several copies."""
+        """Resources that Ray reserves for it, e.g. `2 CPU, 0.5 GPU`, or `3 x (2 CPU)` for several copies."""
         gpus = f", {self.placement.num_gpus:g} GPU" if self.placement.num_gpus else ""
         per_replica = f"{self.placement.num_cpus:g} CPU{gpus}"
         return per_replica if self.placement.num_replicas == 1 else f"{self.placement.num_replicas} x ({per_replica})"
@@ -96,7 +96,7 @@ class JudgeEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEntry:
-    """One trained policy; files have none, `rlvlm serve RUN` makes it."""
+    """One trained policy. App files contain none: `rlvlm serve RUN` makes it."""
 
     app: str
     """Name of its Serve app."""
@@ -104,22 +104,22 @@ class PolicyEntry:
     num_actions: int
     placement: PlacementConfig
     build: Callable[[PolicyConfig, int], Any]
-    """Makes the policy, trained, in each replica; it must pickle."""
+    """Builds the trained policy in each replica; must pickle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppFile:
-    """What a file says, checked."""
+    """Validated content of an app file."""
 
     name: str
     about: str
-    """The file's first comment line."""
+    """First comment line of the file."""
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     judges: tuple[JudgeEntry, ...] = ()
     policies: tuple[PolicyEntry, ...] = ()
     turn: tuple[bytes, str] | None = None
-    """What the policy can be tried on: a first turn of its task, the image as PNG and the words."""
+    """Example for trying out the policy: a first turn of its task, the image as PNG and the text."""
     gateway_app: str = "gateway"
     """Name of the HTTP server's Serve app."""
     route_prefix: str = "/"
@@ -132,7 +132,7 @@ class AppFile:
 
     @property
     def url(self) -> str:
-        """Where callers on this machine reach the server, without a slash at the end."""
+        """URL of the server for callers on this machine, without a trailing slash."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{self.route_prefix.rstrip('/')}"
 
@@ -142,10 +142,10 @@ class AppFile:
         return self.host in LOOPBACK_NAMES
 
     def with_options(self, **changes: Any) -> "AppFile":
-        """The same file with some of its own fields, or fields of its `http`, set anew; empty values change nothing.
+        """Returns the file with some of its own fields, or fields of its `http`, replaced; empty values change nothing.
 
         Raises:
-            UsageError: a value breaks a rule, or it would listen for other machines under no name.
+            UsageError: a value breaks a rule, or it would listen for other machines without a host name.
         """
         wanted = {name: value for name, value in changes.items() if value}
         own = {field.name for field in fields(AppFile)}
@@ -165,13 +165,13 @@ class AppFile:
 
 
 def read_app_file(path: Path) -> AppFile:
-    """The app file at `path`.
+    """Reads the app file at `path`.
 
     Raises:
-        UsageError: it cannot be read, has a key that is not known, or a value that breaks a rule; names the place.
+        UsageError: it cannot be read, has an unknown key, or a value that breaks a rule; the message gives the place.
     """
     try:
-        # before it is read: YAML of this size can take minutes
+        # before parsing: YAML of this size can take minutes
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes", "an app file has some dozen lines")
         text = path.read_text()
@@ -180,7 +180,7 @@ def read_app_file(path: Path) -> AppFile:
     try:
         content = _Content.model_validate(read_yaml(text, str(path)))
     except ValidationError as error:
-        # the first problem alone, and without the value: a file may hold text that must not be logged
+        # only the first problem, without the value: a file may contain text that must not be logged
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in problem["loc"] if ":" not in str(part))  # without the tag of the union
         unknown = problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")

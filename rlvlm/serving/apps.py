@@ -1,4 +1,4 @@
-"""Starting, finding and stopping Serve apps: a run's judge or policy, or all of an app file. With Ray already up."""
+"""Starts, finds and stops Serve apps: a run's judge or policy, or all of an app file. Ray must be running."""
 
 import logging
 import re
@@ -35,11 +35,11 @@ from rlvlm.vlms.config import EngineConfig
 logger = logging.getLogger(__name__)
 
 NO_RESOURCES_S = 30.0
-"""How long an app may ask for more than the whole cluster has: an autoscaler may add nodes."""
+"""Time for which an app may request more than the whole cluster has, seconds: an autoscaler may add nodes."""
 ALL_TAKEN_S = 120.0
-"""How long it may ask for what the cluster has but others hold: they may soon be done."""
+"""Time for which an app may wait for resources that others hold, seconds: they may finish soon."""
 ACT_BATCH = 16
-"""Turns of a served policy that go through its model together."""
+"""Number of turns that a served policy's model processes together."""
 _REPORT_S = 15.0
 _POLL_S = 0.5
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
@@ -49,19 +49,20 @@ _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 def start_judge(
     judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge, app: str = ""
 ) -> Iterator[ServedJudge]:
-    """A judge that answers while the context is open: the app `placement.app`, or one started now and then deleted.
+    """Yields a judge while the context is open: the running app `placement.app`, or one started now and deleted at the
+    end.
 
-    Serve runs without an HTTP proxy; the judge is reached through its handle alone.
+    Serve runs without an HTTP proxy; the judge is only reached through its handle.
 
     Args:
-        judge: what to load, and how it is asked.
-        placement: where, with which resources; `app` attaches instead.
-        name: of the run; the app's name is made from it and is unique, so runs on one cluster never meet.
+        judge: which judge to load, and how to ask it.
+        placement: its resources; `app` names a running app to use instead.
+        name: name of the run, from which a unique app name is made, so that runs on one cluster never collide.
         build: makes the judge inside each replica, for a judge of your own; it must pickle.
-        app: name of the app that is started, for those who are to find it; an app of that name is replaced.
+        app: name for the app to start, if others must find it; an app of that name is replaced.
 
     Raises:
-        JudgeUnavailable: the app to attach to is not running, or the judge cannot be loaded or placed; says why.
+        JudgeUnavailable: there is no such app, or the judge cannot be loaded or placed; the message says why.
     """
     if not placement.app:
         check_environment(judge, placement)
@@ -76,11 +77,11 @@ def start_judge(
         run=_unique("", name),
     )
     try:
-        stamp = client.stamp  # asks, so that an app that is not there ends the run now
+        stamp = client.stamp  # asks the app, so that a missing one ends the run now
         logger.info("judge %s, prompt %s, answers in Serve app %s", stamp.judge, stamp.prompt, client.app)
         yield client
     finally:
-        client.close()  # an app that was there before is left alone, and not asked on
+        client.close()  # an app that ran before is left running, but not asked any more
         if not placement.app and ray.is_initialized():
             serve.delete(app, _blocking=True)
 
@@ -96,13 +97,13 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
     vllm: EngineConfig | None = None,
     shares_gpus: bool = False,
 ) -> Iterator[str]:
-    """The name of a Serve app whose replicas hold `policy`, while the context is open.
+    """Yields the name of a Serve app whose replicas hold `policy`, while the context is open.
 
-    It is made from the run's `name` and is unique; the other arguments are those of `deployments.bind_policy`.
+    It is made from the run's `name` and is unique; for the other arguments see `deployments.bind_policy`.
 
     Raises:
-        UsageError: vLLM cannot be given what learns of the policy.
-        ModelUnavailable: the policy cannot be loaded or placed; says why.
+        UsageError: vLLM cannot be given the weights that the policy trains.
+        ModelUnavailable: the policy cannot be loaded or placed; the message says why.
     """
     if vllm is not None:
         check_policy(policy)
@@ -121,18 +122,18 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
 
 @contextmanager
 def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """The file's judges, policies and HTTP server while the context is open, all of them answering.
+    """Runs the file's judges, policies and HTTP server while the context is open, which it enters once all answer.
 
     Args:
         file: what to start.
-        report: gets what is loading, and for how many seconds: all of it at first, then about twice a second what is
-            left.
+        report: called with a description of what is loading and for how many seconds: first with everything, then about
+            twice a second with the rest.
         is_stopped: ends the wait early, without an error.
 
     Raises:
-        UsageError: an app of the same name runs on this cluster already.
-        MachineError: Serve's HTTP proxy of this cluster listens elsewhere.
-        JudgeUnavailable: something cannot be loaded or placed; says why.
+        UsageError: an app of the same name already runs on this cluster.
+        MachineError: the HTTP proxy of this cluster's Serve listens on another address.
+        JudgeUnavailable: an app cannot be loaded or placed; the message says why.
     """
     for entry in file.judges:
         check_environment(entry.judge, entry.placement)
@@ -140,7 +141,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
     serve.start(proxy_location="HeadOnly", http_options=options, logging_config=_QUIET)
     client = _get_global_client()
     assert client is not None, "serve.start has connected"
-    found = client.http_config  # of a Serve that ran already: what it was started with cannot be changed
+    found = client.http_config  # set if Serve already ran; its settings cannot be changed
     if (found.host, found.port) != (file.host, file.port):
         raise MachineError(
             f"Serve of this cluster listens on {found.host}:{found.port}, not on {file.host}:{file.port}",
@@ -153,7 +154,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
         entry.app: bind_policy(entry.policy, entry.num_actions, entry.placement, ACT_BATCH, entry.build)
         for entry in file.policies
     }
-    # judges have no route of their own: no request reaches them past the guard
+    # judges have no route of their own: no request reaches them without passing the guard
     targets = [serve.RunTarget(application, name=app, route_prefix=None) for app, application in bound.items()]
     targets.append(serve.RunTarget(bind_gateway(file.http), name=file.gateway_app, route_prefix=file.route_prefix))
     report(f"loading {', '.join(names)}", 0.0)
@@ -176,15 +177,15 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
         yield
     finally:
         if ray.is_initialized():
-            for name in names:  # all at once: one after the other each would have its grace
+            for name in names:  # all at once: one after the other each would have its own grace period
                 serve.delete(name, _blocking=False)
-            deadline = time.monotonic() + 10  # what is left then ends with Ray
+            deadline = time.monotonic() + 10  # remaining apps end with Ray
             while time.monotonic() < deadline and set(names) & _statuses().keys():
                 time.sleep(0.1)
 
 
 def unhealthy(file: AppFile) -> list[str]:
-    """Names of the file's apps that do not answer now; all of them where Serve itself does not."""
+    """Returns the names of the file's apps that do not answer now; all of them if Serve itself does not."""
     return _not_running(file.names, _statuses())
 
 
@@ -192,9 +193,9 @@ def _check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
     """Checks that the whole cluster has the `wanted` resources, free or in use; `fix` has a slot `{resource}`.
 
     Raises:
-        JudgeUnavailable: it has less.
+        JudgeUnavailable: the cluster has less.
     """
-    # of the whole cluster, since nodes that are busy become free; what no node has never comes
+    # of the whole cluster, because busy nodes become free; resources of no node never appear
     total = ray.cluster_resources()
     for resource, amount in wanted.items():
         if amount > total.get(resource, 0.0):
@@ -210,11 +211,11 @@ def _unique(kind: str, name: str) -> str:
 
 
 def _start(application: serve.Application, app: str, placement: PlacementConfig, what: str, section: str) -> None:
-    """Returns when the app is running; without an HTTP proxy. `what` is in it, and the `section` of the options that
-    place it, are for messages.
+    """Starts an app without an HTTP proxy and returns when it runs. For messages: `what` is in it, and the `section`
+    of the options that place it.
 
     Raises:
-        JudgeUnavailable: it cannot be loaded or placed; nothing of it is left.
+        JudgeUnavailable: it cannot be loaded or placed; it was deleted again.
     """
     last_report = time.monotonic()
 
@@ -231,13 +232,13 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
             last_report = time.monotonic()
             logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
 
-    # no HTTP: a run's judge is reached by its handle, and a port would be open to everybody
+    # no HTTP: a run's judge is reached through its handle, and a port would be open to everybody
     serve.start(proxy_location="Disabled", logging_config=_QUIET)
     target = serve.RunTarget(application, name=app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     try:
         _wait_until_running([app], look)
-    except BaseException:  # also on Ctrl-C: nothing of ours may stay behind
+    except BaseException:  # also on Ctrl-C: no app of ours may stay behind
         if ray.is_initialized():
             serve.delete(app, _blocking=True)
         raise
@@ -246,8 +247,8 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
 def _wait_until_running(
     names: Sequence[str], look: Callable[[Sequence[str], float], None], is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Returns when all apps run, or `is_stopped` says so. Between two looks `look` is called with what is still loading
-    and the seconds by now; it raises to end the wait.
+    """Returns when all apps run, or `is_stopped` returns True. Between two polls `look` is called with the apps that
+    are still loading and the seconds elapsed; it raises to end the wait.
 
     Raises:
         JudgeUnavailable: one of them cannot be loaded, or takes too long.
@@ -256,7 +257,7 @@ def _wait_until_running(
     while not is_stopped():
         statuses = _statuses()
         for name in names:
-            # a named cause is final: waiting on would only repeat it after every restart
+            # an error with a named cause is final: further restarts would only repeat it
             if name in statuses and (cause := cause_of(statuses[name])):
                 raise type(cause)(f"{name}: {cause}" if len(names) > 1 else str(cause), cause.fix)
         if not (loading := _not_running(names, statuses)):
@@ -272,7 +273,7 @@ def _wait_until_running(
 
 
 def _statuses() -> Mapping[str, ApplicationStatusOverview]:
-    """What Serve says of each app; nothing where it does not answer: under load its controller may be late."""
+    """Returns Serve's status of each app; empty if it does not answer, as its controller may be slow under load."""
     try:
         return serve.status().applications
     except (RayError, RayServeException, TimeoutError) as error:
@@ -285,14 +286,14 @@ def _not_running(names: Sequence[str], statuses: Mapping[str, ApplicationStatusO
 
 
 def _check_free(app: str, placement: PlacementConfig, what: str, section: str) -> None:
-    """Raises JudgeUnavailable where no replica of ours is placed because others hold what it asks for."""
+    """Raises JudgeUnavailable if others hold the resources that the app's replicas need."""
     client = _get_global_client()
     details = client.get_serve_details() if client else {}
     deployments = details.get("applications", {}).get(app, {}).get("deployments", {})
     if any(replica.get("node_id") for deployment in deployments.values() for replica in deployment["replicas"]):
-        return  # a node has taken one, which may still be loading
+        return  # a node has accepted a replica, which may still be loading
     free, total = ray.available_resources(), ray.cluster_resources()
-    # GPUs first: they are what is scarce, and what the advice is about
+    # GPUs first: they are scarce, and the advice concerns them
     for resource, each in (("GPU", placement.num_gpus), ("CPU", placement.num_cpus)):
         if each > free.get(resource, 0.0):
             others = sorted(name for name in serve.status().applications if name != app)

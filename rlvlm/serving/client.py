@@ -1,8 +1,8 @@
-"""A judge or policy on Serve, asked by its app's name: again where its replica died, later where its queue was full.
-Used by runs from threads, and by the HTTP server from its event loop.
+"""Clients of a judge or policy on Serve, by app name: they retry if its replica died or its queue was full. Used by
+runs from threads, and by the HTTP server from its event loop.
 
-Serve tries no request again that a replica had accepted: without this `tests/faults/test_served_judges.py` loses the
-batches of every replica that it kills. The digests of what was asked travel with the answers, so that none is taken for
+Serve does not retry a request that a replica had accepted: without this `tests/faults/test_served_judges.py` loses
+the batches of every replica it kills. Answers carry the digests of their questions, so that none is mistaken for
 another's (`rlvlm_judge_crossed`).
 """
 
@@ -42,17 +42,18 @@ from rlvlm.vlms.chats import Chat
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 4
-"""Requests under way at once: enough that a replica never waits for the next one."""
+"""Number of concurrent requests: enough that a replica never waits for the next one."""
 REFUSED = "refused"
 MAX_BACKOFF_S = 10.0
 REFUSED_WAIT_S = (0.1, 0.5)
-"""Least and longest pause after a request met a full queue."""
+"""Minimum and maximum pause after a request was refused by a full queue, seconds."""
 _DIED = (RayActorError, NodeDiedError, ObjectLostError, DeploymentUnavailableError)
-"""A replica died, its node with the answer on it, or the app has a deployment of another name by now."""
+"""Errors if a replica died, the node with the answer died, or the app was deployed again under another deployment
+name."""
 _PASSING = (*_DIED, BackPressureError, TimeoutError, ModelUnavailable)
-"""Failures after which another try may succeed: a replica died or is overloaded, slow, or about to be replaced."""
+"""Errors after which a retry may succeed: a replica died or is overloaded, slow, or about to be replaced."""
 _POLL_S = 1.0
-"""How soon a request that waits sees that its answer is no longer wanted."""
+"""Interval at which a waiting request checks whether its answer is still wanted, seconds."""
 
 Item = TypeVar("Item")
 Kind = Literal["compare", "score"]
@@ -60,33 +61,33 @@ Kind = Literal["compare", "score"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Some questions of one run, sent together."""
+    """Questions of one run, sent together."""
 
     key: str
-    """The same for every try of this request: a replica that meets it twice judges once."""
+    """Key shared by all tries of this request: a replica that receives it twice judges once."""
     run: str
-    """Name of the run that asks; runs share a replica evenly."""
+    """Name of the asking run; runs share a replica evenly."""
     kind: Kind
     items: list[Any]
-    """Queries or clips."""
+    """Queries or clips to judge."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """The answers to one request, with what they are about."""
+    """Answers to one request, with the digests of its questions."""
 
     answers: list[Verdict] | list[Score]
     digests: list[bytes]
-    """`digest` of each question as the replica received it."""
+    """`digest` of each question as received by the replica."""
 
 
 def digest(item: Query | Clip) -> bytes:
-    """32 bytes that two questions share only when goal, action and all images are the same."""
+    """Returns 32 bytes that two questions share only if goal, action and all images are equal."""
     clips = [item.frames] if isinstance(item, Clip) else [item.left, item.right]
-    # a goal image is part of the question: without it two goals with the same words would share answers
+    # a goal image is part of the question: otherwise two goals with the same words would share answers
     clips += [item.goal_picture] if item.goal_picture is not None else []
     words = (item.goal, item.action) if isinstance(item, Clip) and item.action else item.goal
-    # shapes are hashed too, or one clip of two frames and two clips of one would be the same bytes
+    # shapes are hashed too, or one clip of two frames and two clips of one frame would have the same bytes
     content = hashlib.sha256(repr((type(item).__name__, words, [clip.shape for clip in clips])).encode())
     for clip in clips:
         content.update(np.ascontiguousarray(clip).data)
@@ -94,16 +95,16 @@ def digest(item: Query | Clip) -> bytes:
 
 
 class AppClient:
-    """Calls of one app's methods. It pickles; the app's handle is looked up where it is used.
+    """Calls methods of one app. It pickles; the app's handle is looked up in each process.
 
     Args:
         app: name of the Serve application.
-        what: is behind it, for messages: `judge`.
-        section: of the options that say where it runs: `serve`.
-        unavailable: raised when no try was answered.
+        what: kind of model behind it, for messages: `judge`.
+        section: options that configure it: `serve`.
+        unavailable: error raised if no try was answered.
         timeout_s: longest wait for one request's answer.
         retries: tries after the first.
-        note: called each time a request is sent again, with the name of what went wrong; `REFUSED` for a full queue.
+        note: called at each retry with the name of the error; `REFUSED` for a full queue.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class AppClient:
     ) -> None:
         self.app = app
         self.handle: DeploymentHandle | None = None
-        """Looked up on first use in this process."""
+        """Handle of the app, looked up on first use in this process."""
         self._what, self._section, self._unavailable = what, section, unavailable
         self._timeout_s = timeout_s
         self._retries = retries
@@ -127,22 +128,22 @@ class AppClient:
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends the requests under way in this process, and refuses new ones: their callers are done.
+        """Cancels the requests running in this process, and refuses new ones: their callers have finished.
 
-        A thread that waited on for an answer would keep the process alive as long.
+        A thread still waiting for an answer would keep the process alive.
         """
         self._is_closed = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"handle": None}  # a handle belongs to the process that asked for it
+        return self.__dict__ | {"handle": None}  # a handle belongs to the process that requested it
 
     def call(self, method: str, *args: Any, check: Callable[[Any], Any] | None = None) -> Any:
-        """What the replica's `method` answers, after as many tries as it takes. `check` makes the result of the answer;
-        what it raises counts as that try's failure.
+        """Returns the answer of the replica's `method`, with as many tries as needed. `check` turns the answer into the
+        result; an error that it raises counts as a failed try.
 
         Raises:
-            ModelUnavailable: no try was answered; of the kind that was asked for.
-            RunError: what the replica answered with, where another try would not help.
+            ModelUnavailable: no try was answered; an error of the configured class.
+            RunError: the replica's own error, for which a retry would not help.
         """
         retrying = Retrying(
             stop=stop_after_attempt(1 + self._retries),
@@ -151,7 +152,7 @@ class AppClient:
             before_sleep=self._before_sleep,
             reraise=True,
         )
-        self.connect()  # an app that is not there is reported at once, and not tried again
+        self.connect()  # a missing app is reported at once, without retries
         try:
             return retrying(self._try_once, method, args, check)
         except ModelUnavailable:
@@ -166,12 +167,12 @@ class AppClient:
             ) from error
 
     def connect(self) -> DeploymentHandle:
-        """The app's handle.
+        """Returns the app's handle.
 
         Raises:
-            ModelUnavailable: there is no such app; of the kind that was asked for.
+            ModelUnavailable: there is no such app; an error of the configured class.
         """
-        handle = self.handle  # another thread may take it away
+        handle = self.handle  # another thread may clear it
         if handle is None:
             try:
                 handle = self.handle = serve.get_app_handle(self.app)
@@ -183,34 +184,34 @@ class AppClient:
         return handle
 
     def _try_once(self, method: str, args: tuple[Any, ...], check: Callable[[Any], Any] | None) -> Any:
-        """One try. A full queue is no failure: it is met again soon, until the try's time is over."""
+        """Makes one try. A full queue is no failure: the request is repeated until the try's time is over."""
         give_up = time.monotonic() + self._timeout_s
         while True:
             if self._is_closed:
                 raise self._unavailable(f"{self._what} app {self.app!r} is not asked any more: the run is over", "")
-            # the handle chooses among the replicas that live now, so the next try goes to another one
+            # the handle chooses among living replicas, so the next try goes to another one
             response = getattr(self.connect(), method).remote(*args)
             try:
                 outcome = self._wait(response)
             except TimeoutError:
-                response.cancel()  # or the replica would go on for no caller
+                response.cancel()  # otherwise the replica would compute an unwanted answer
                 raise
             except DeploymentUnavailableError:
-                self.handle = None  # it names a deployment, and an app that was deployed anew may have another one
+                self.handle = None  # it names a deployment, and a redeployed app may have another one
                 raise
             except BackPressureError:
                 self._note(REFUSED)
                 if time.monotonic() > give_up:
                     raise
-                # apart from each other: callers who come back together are refused together
+                # staggered, because callers that return together are refused together
                 time.sleep(random.uniform(*REFUSED_WAIT_S))
                 continue
-            if isinstance(outcome, RunError):  # errors come as values, see `JudgeReplica`
+            if isinstance(outcome, RunError):  # errors are returned as values, see `JudgeReplica`
                 raise outcome
             return check(outcome) if check else outcome
 
     def _wait(self, response: DeploymentResponse[Any] | DeploymentResponseGenerator[Any]) -> Any:
-        """The result, waited for in short pieces.
+        """Waits for the result in short intervals and returns it.
 
         Raises:
             TimeoutError: it did not come in time, or is no longer wanted; or the replica raised one.
@@ -219,11 +220,11 @@ class AppClient:
         while True:
             left_s = give_up - time.monotonic()
             try:
-                # one long wait could not be ended when the run is over: Ray's own has no way to be
-                # interrupted from another thread
+                # one long wait could not be ended when the run is over: Ray's own cannot be interrupted from another
+                # thread
                 return response.result(timeout_s=max(min(_POLL_S, left_s), 0))
             except TimeoutError as error:
-                # the replica's own TimeoutError is its answer; ours only means that this piece of the wait is over
+                # the replica's own TimeoutError is its answer; ours only ends this interval
                 if isinstance(error, RayTaskError) or left_s <= _POLL_S or self._is_closed:
                     raise
 
@@ -237,9 +238,9 @@ class AppClient:
 class ServedJudge:
     """The `Judge` protocol over a Serve app.
 
-    Questions go out in pieces of `batch_size`, cut by position alone: with one client the model sees the same batches
-    whatever the timing, so answers repeat to the bit. A piece that is lost with its replica is sent again under the
-    same key, so that no replica judges it twice. The object pickles.
+    Questions are sent in pieces of `batch_size`, cut by position alone: with a single client the model sees the same
+    batches whatever the timing, so answers repeat to the bit. A piece lost with its replica is sent again with the same
+    key, so that no replica judges it twice. The object pickles.
     """
 
     def __init__(
@@ -252,15 +253,15 @@ class ServedJudge:
         in_flight: int = IN_FLIGHT,
         run: str = "",
     ) -> None:
-        """Remembers where to ask; nothing is contacted yet.
+        """Stores the settings; connects to nothing yet.
 
         Args:
             app: name of the Serve application.
-            timeout_s: longest wait for one request's answer.
+            timeout_s: maximum wait for one request's answer, seconds.
             retries: tries after the first.
             batch_size: questions per request.
-            in_flight: requests under way at once.
-            run: name of the run that asks; the runs on one server get even shares of it. Empty makes up a name.
+            in_flight: number of concurrent requests.
+            run: name of the asking run; runs share a server evenly. If empty, a name is generated.
         """
         self.app = app
         """Name of the Serve application."""
@@ -279,12 +280,12 @@ class ServedJudge:
         self._stamp: Stamp | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # counters register with the process they are made in, and locks do not pickle
+        # counters register with the process that makes them, and locks do not pickle
         return {name: value for name, value in self.__dict__.items() if name != "_metrics"}
 
     @property
     def stamp(self) -> Stamp:
-        """Where the answers come from, asked once.
+        """Identity of the judge, asked once.
 
         Raises:
             JudgeUnavailable: the app does not answer.
@@ -294,7 +295,7 @@ class ServedJudge:
         return stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """One verdict per query, in order.
+        """Returns one verdict per query, in order.
 
         Raises:
             JudgeUnavailable: a request was not answered within its tries.
@@ -302,14 +303,14 @@ class ServedJudge:
         return self._in_pieces(queries, partial(self._ask_piece, "compare", uuid.uuid4().hex))
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """One score per clip, in order; raises as `compare` does."""
+        """Returns one score per clip, in order; raises as `compare` does."""
         return self._in_pieces(clips, partial(self._ask_piece, "score", uuid.uuid4().hex))
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
-        """The model's reply to each chat, in order; see `judges.judge.Generator`.
+        """Returns the model's reply to each chat, in order; see `judges.judge.Generator`.
 
         Raises:
-            UnsupportedQuestion: the judge cannot write, or cannot read one of the chats.
+            UnsupportedQuestion: the judge cannot generate text, or cannot read one of the chats.
             JudgeUnavailable: a request was not answered within its tries.
         """
         return self._in_pieces(
@@ -317,7 +318,7 @@ class ServedJudge:
         )
 
     def close(self) -> None:
-        """Ends what is asked in this process, and refuses more; see `AppClient.close`."""
+        """Cancels the questions of this process, and refuses new ones; see `AppClient.close`."""
         self._client.close()
 
     @cached_property
@@ -325,21 +326,21 @@ class ServedJudge:
         return ClientMetrics()
 
     def _in_pieces(self, items: Sequence[Item], ask: Callable[[int, list[Item]], list[Any]]) -> list[Any]:
-        """Sends the items in pieces, several at a time, and joins the answers in order."""
+        """Sends the items in pieces, several at a time, and returns the answers in order."""
         if not items:
             return []
         # by position alone, so that the model sees the same batches in every run
         pieces = [list(items[start : start + self._batch_size]) for start in range(0, len(items), self._batch_size)]
         self._client.connect()
-        # several pieces under way keep the replica busy while answers travel; `map` gives them back in order
+        # several concurrent pieces keep the replica busy while answers travel; `map` returns them in order
         with ThreadPoolExecutor(min(self._in_flight, len(pieces)), thread_name_prefix="judge-request") as pool:
             parts = list(pool.map(ask, range(len(pieces)), pieces))
         return [answer for part in parts for answer in part]
 
     def _ask_piece(self, kind: Kind, call: str, index: int, items: list[Any]) -> list[Any]:
-        """The answers to one piece of a call, once they are known to be about the images that were sent."""
+        """Returns the answers to one piece of a call, after checking that they are about the images sent."""
         digests = [digest(item) for item in items]
-        # call and place are part of the key: a sampling judge may be asked the same thing again on purpose
+        # call and index are part of the key: a sampling judge may be asked the same thing twice on purpose
         key = f"{call}:{index}:{hashlib.sha256(b''.join(digests)).hexdigest()}"
 
         def opened(receipt: Receipt) -> list[Any]:
@@ -361,16 +362,16 @@ class ServedJudge:
 
 
 class AsyncAppClient:
-    """A judge or policy on Serve, asked from an event loop that hundreds of callers wait in.
+    """Client for a judge or policy on Serve, for an event loop with hundreds of waiting callers.
 
-    Serve's own bounded queue decides about overload: its `BackPressureError` becomes a 429 at once, and is not tried
-    again here, where the caller knows better how long it can wait.
+    Serve's own bounded queue decides about overload: its `BackPressureError` becomes a 429 at once, without a retry,
+    because the caller knows better how long it can wait.
 
     Args:
         app: name of the Serve application; it may start later.
-        timeout_s: longest wait for one answer, all tries together.
-        retries: tries after the first, where a replica died.
-        what: is behind it, for messages.
+        timeout_s: maximum wait for one answer, over all tries, seconds.
+        retries: tries after the first, if a replica died.
+        what: kind of model behind it, for messages.
     """
 
     def __init__(self, app: str, timeout_s: float, retries: int, what: str = "judge") -> None:
@@ -391,10 +392,10 @@ class AsyncAppClient:
         return replies[0]
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """The answer of one call.
+        """Returns the answer of one call.
 
         Raises:
-            Refusal: overloaded (429), not running or broken (503), too slow (504), or not to be asked this (422).
+            Refusal: overloaded (429), not running or broken (503), too slow (504), or an unsupported question (422).
         """
         retrying = AsyncRetrying(
             stop=stop_after_attempt(1 + self._retries),
@@ -403,7 +404,7 @@ class AsyncAppClient:
             reraise=True,
         )
         try:
-            # all tries share one deadline: the HTTP caller behind waits no longer
+            # all tries share one deadline: the HTTP caller waits no longer
             async with asyncio.timeout(self._timeout_s):
                 outcome = await retrying(self._try_once, method, *args)
         except BackPressureError:
@@ -415,7 +416,7 @@ class AsyncAppClient:
             outcome = error
         if isinstance(outcome, UsageError):
             raise Refusal(422, "unsupported", str(outcome), outcome.fix)
-        if isinstance(outcome, Exception):  # what it says is the operator's to know
+        if isinstance(outcome, Exception):  # its message is for the operator only
             reason = outcome if isinstance(outcome, ModelUnavailable) else type(outcome).__name__
             logger.warning("%s app %s did not answer: %s", self._what, self._app, reason)
             message = f"the {self._what} does not answer now"
@@ -423,7 +424,7 @@ class AsyncAppClient:
         return outcome
 
     async def _try_once(self, method: str, *args: Any) -> Any:
-        handle = self._handle  # another request may take it away
+        handle = self._handle  # another request may clear it
         if handle is None:
             # the look-up asks Serve's controller and blocks, which the event loop must not
             handle = self._handle = await asyncio.to_thread(serve.get_app_handle, self._app)
@@ -435,6 +436,6 @@ class AsyncAppClient:
             raise
         except _DIED as error:
             if isinstance(error, DeploymentUnavailableError):
-                self._handle = None  # it names a deployment, and an app that was deployed anew may have another one
+                self._handle = None  # it names a deployment, and a redeployed app may have another one
             logger.warning("%s app %s: a replica died", self._what, self._app)
             raise

@@ -1,4 +1,4 @@
-"""Judge and policy as Ray Serve deployments. `apps` starts them for a run, `serve deploy` judges from a YAML file."""
+"""Judge and policy as Ray Serve deployments. `apps` starts them for a run, `serve deploy` starts judges from YAML."""
 
 import re
 from pathlib import Path
@@ -21,29 +21,29 @@ from rlvlm.serving.router import FewestRequestsRouter
 from rlvlm.vlms.config import EngineConfig
 
 MAX_ONGOING_REQUESTS = 16
-"""Requests that a replica holds at once. Inside a replica runs get even shares (`fair_queue`); before it, first come is
-first served, so it lets in all that a few busy runs send, and a request is at most a batch of images."""
+"""Number of requests that a replica holds at once. Inside, runs get even shares (`fair_queue`); outside, first come is
+first served, so it admits all requests of a few busy runs; a request is at most a batch of images."""
 MAX_QUEUED_REQUESTS = 8
-"""Requests one caller may have waiting; beyond it gets a BackPressureError and tries again later."""
+"""Maximum number of waiting requests of one caller, which then gets a BackPressureError and retries later."""
 GRACE_S = 2.0
-"""What a replica gets to finish before it is killed. Short, because a stuck one never will and Serve waits for it
-before it starts the next; what is cut off is sent again by its client."""
+"""Time that a replica gets to finish before it is killed, seconds. Short, because a stuck one never finishes and Serve
+waits for it before starting the next; clients send interrupted requests again."""
 
 
 def judge_app(args: JudgeAppArgs) -> serve.Application:
-    """The Serve application of one judge, with the resources that `args.placement` asks for."""
+    """Returns the Serve application of one judge, with the resources of `args.placement`."""
     return bind_judge(args.judge, args.placement)
 
 
 def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = build_judge) -> serve.Application:
-    """The deployment of `judge`, bound and ready for `serve.run`.
+    """Returns the deployment of `judge`, bound and ready for `serve.run`.
 
     Args:
-        judge: what to load, and how it is asked.
-        placement: with which resources, in how many copies.
-        build: makes the judge inside each replica; your own judges come in here. It must pickle.
+        judge: which judge to load, and how to ask it.
+        placement: resources and number of copies.
+        build: makes the judge inside each replica, for judges of your own. It must pickle.
     """
-    # what the Ray dashboard and all metrics call it, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`
+    # name in the Ray dashboard and all metrics, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`
     model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
     parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
     # single questions must be able to fill the next batch while one is computed
@@ -58,7 +58,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
                 target_ongoing_requests=placement.target_ongoing_requests,
                 upscale_delay_s=placement.upscale_delay_s,
                 downscale_delay_s=placement.downscale_delay_s,
-                # Serve averages over this period: a longer one than the delay would hold up what the delay allows
+                # Serve averages over this period: one longer than the delay would prolong the delay
                 look_back_period_s=max(2.0, placement.upscale_delay_s),
             ),
         }
@@ -74,19 +74,19 @@ def bind_policy(
     vllm: EngineConfig | None = None,
     shares_gpus: bool = False,
 ) -> serve.Application:
-    """The deployment of a policy, bound and ready for `serve.run`.
+    """Returns the deployment of a policy, bound and ready for `serve.run`.
 
     Args:
-        policy: what to load.
-        num_actions: that an action head chooses from.
-        placement: with which resources, in how many copies.
-        batch_size: turns that go through the model together.
-        build: makes the policy inside each replica. It must pickle. Not used on vLLM.
-        vllm: its settings, where the policy's chat VLM is to run on it.
-        shares_gpus: on the learners' GPUs, see `gpu_leases`.
+        policy: which policy to load.
+        num_actions: number of actions, for an action head.
+        placement: resources and number of copies.
+        batch_size: number of turns that the model processes together.
+        build: makes the policy inside each replica. It must pickle. Not used with vLLM.
+        vllm: settings of vLLM, if the policy's chat VLM is to run on it.
+        shares_gpus: whether it shares the learners' GPUs, see `gpu_leases`.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
-    ongoing = max(MAX_ONGOING_REQUESTS, 2 * batch_size)  # an asynchronous rollout asks for its replies one by one
+    ongoing = max(MAX_ONGOING_REQUESTS, 2 * batch_size)  # an asynchronous rollout requests its replies one by one
     if vllm is not None:
         options = _options(name, placement, vllm.interpreter, ongoing)
         on_vllm = serve.deployment(**options)(VllmPolicyReplica)
@@ -98,9 +98,9 @@ def bind_policy(
 def _options(
     name: str, placement: PlacementConfig, python: str = "", max_ongoing_requests: int = MAX_ONGOING_REQUESTS
 ) -> dict[str, Any]:
-    """What all our deployments ask of Serve; `python` is another interpreter to run them with."""
-    # Ray starts the replica with that interpreter: the same Python and Ray, and rlvlm, must be there. The path is not
-    # resolved: a virtual environment's interpreter is a link.
+    """Returns the Serve options common to all our deployments; `python` is another interpreter to run them with."""
+    # Ray starts the replica with that interpreter: it must have the same Python and Ray, and rlvlm. The path is not
+    # resolved, because a virtual environment's interpreter is a link.
     environment = {"py_executable": str(Path(python).expanduser().absolute())} if python else {}
     return dict(
         name=re.sub(r"[^A-Za-z0-9_.-]+", "-", name),
@@ -114,7 +114,7 @@ def _options(
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         request_router_config=RequestRouterConfig(request_router_class=FewestRequestsRouter),  # pyright: ignore[reportArgumentType]
-        # more tries would only repeat a missing file or a GPU that is too small
+        # more tries would only repeat the error of a missing file or a GPU that is too small
         max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

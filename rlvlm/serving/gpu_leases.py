@@ -1,8 +1,8 @@
-"""Engines and learners that share GPUs lease them in turn: learners wait until every engine sleeps, samplers until
-it is awake.
+"""Leases by which engines and learners share GPUs in turn: learners wait until every engine sleeps, sampling waits
+until it is awake.
 
-A Serve handle reaches one replica and not all of them, so each replica asks a small actor who has the lease, and says
-when it has made way. One that is lost and comes back asks first, so it does not take a GPU that is not its own yet.
+A Serve handle reaches one replica, not all of them, so each replica asks a small actor for the present lease, and
+reports when it has complied. A restarted replica asks first, so it does not take a GPU that it has no lease for.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ logger = logging.getLogger(__name__)
 _NAMESPACE = "rlvlm"
 
 Gpu = tuple[str, str]
-"""A GPU: the id of its node in Ray, and its own there, as in CUDA_VISIBLE_DEVICES."""
+"""A GPU: the Ray id of its node, and its id there, as in CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """Who has the GPUs."""
+    """The present holder of the GPUs."""
 
     number: int
     """Number of the lease; 0 is before the first."""
     is_engines: bool
-    """Whether it is the engines'; else the learners'."""
+    """Whether the engines hold it, as opposed to the learners."""
     gpus: tuple[Gpu, ...] = ()
-    """GPUs of the learners; none where they learn on CPUs."""
+    """GPUs of the learners; empty if they learn on CPUs."""
 
 
 class Leases:
-    """The actor: who has the lease, and which of `num_replicas` have made way. Engines begin asleep."""
+    """Actor that knows the present lease, and which of `num_replicas` have complied. Engines start asleep."""
 
     def __init__(self, num_replicas: int) -> None:
         self._num_replicas = num_replicas
@@ -51,12 +51,12 @@ class Leases:
         self._changed = asyncio.Condition()
 
     async def begin(self, is_engines: bool, gpus: tuple[Gpu, ...]) -> str:
-        """Begins another lease; returns once all replicas are where it wants them, or with what hit one of them."""
+        """Begins another lease; returns once all replicas have complied, or with the error of one of them."""
         async with self._changed:
             number = self._lease.number + 1
             self._lease, self._failed = Lease(number=number, is_engines=is_engines, gpus=gpus), ""
             self._changed.notify_all()
-            # by rank: a replica that comes back takes the place of the one that was lost
+            # by rank: a restarted replica takes the place of the lost one
             await self._changed.wait_for(
                 lambda: (
                     self._failed or sum(reached >= number for reached in self._reached.values()) >= self._num_replicas
@@ -65,8 +65,8 @@ class Leases:
             return self._failed
 
     async def follow(self, rank: int, reached: int) -> Lease:
-        """The next lease, once it begins; `reached` is the one that the replica has made way for, -1 for one that has
-        just come and holds nothing.
+        """Waits for the next lease and returns it; `reached` is the last lease that the replica complied with, -1 for
+        one that has just started and holds nothing.
         """
         async with self._changed:
             self._reached[rank] = reached
@@ -75,7 +75,7 @@ class Leases:
             return self._lease
 
     async def fail(self, reason: str) -> None:
-        """Tells callers that wait for a lease that a replica cannot take it."""
+        """Reports to callers waiting for a lease that a replica cannot take it."""
         async with self._changed:
             self._failed = reason
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class Leases:
 
 @contextmanager
 def gpu_leases(app: str, num_replicas: int) -> Iterator[None]:
-    """The actor of `app`, while the context is open."""
+    """Runs the actor of `app` while the context is open."""
     made: Any = ray.remote(Leases)
     actor = made.options(name=f"{app}-leases", namespace=_NAMESPACE, num_cpus=0, max_concurrency=1000).remote(
         num_replicas
@@ -96,7 +96,7 @@ def gpu_leases(app: str, num_replicas: int) -> Iterator[None]:
 
 
 def begin_lease(app: str, *, is_engines: bool, gpus: tuple[Gpu, ...] = ()) -> None:
-    """Begins another lease on the GPUs of `app`'s engines, and waits until they have taken it or made way.
+    """Begins another lease on the GPUs of `app`'s engines, and waits until they have woken up or gone to sleep.
 
     Raises:
         ModelUnavailable: an engine cannot be loaded, or does not answer.
@@ -114,11 +114,11 @@ def begin_lease(app: str, *, is_engines: bool, gpus: tuple[Gpu, ...] = ()) -> No
 
 
 class LeaseHolder:
-    """Takes a replica's leases, in a thread of its own.
+    """Follows a replica's leases in a thread of its own.
 
     Args:
-        wake: takes the GPU, given its id, empty without one; the model is loaded where it is not yet.
-        sleep: makes way.
+        wake: takes the GPU with the given id, empty without one; loads the model if necessary.
+        sleep: releases the GPU.
     """
 
     def __init__(self, wake: Callable[[str], None], sleep: Callable[[], None]) -> None:
@@ -133,11 +133,11 @@ class LeaseHolder:
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
-        """Around work of the model: it begins when the engine is awake, and the engine stays so until it ends."""
+        """Returns context for the model's work: it is entered when the engine is awake, and keeps the engine awake."""
         entering = asyncio.get_running_loop().run_in_executor(None, self._enter)
         try:
             await asyncio.shield(entering)
-        except asyncio.CancelledError:  # the caller is gone, and the thread still waits
+        except asyncio.CancelledError:  # the caller has left, and the thread still waits
             entering.add_done_callback(lambda _: self._leave())
             raise
         try:
@@ -164,17 +164,17 @@ class LeaseHolder:
                 return  # the run is over
             try:
                 self._take(lease)
-            except Exception as error:  # whatever it is, the run waits for this engine
+            except Exception as error:  # the run waits for this engine, whatever the error
                 logger.exception("this engine cannot take its lease")
                 cause = error.__cause__ or error
                 ray.get(self._leases.fail.remote(str(cause) or type(cause).__name__))
             reached = lease.number
 
     def _take(self, lease: Lease) -> None:
-        if lease.is_engines == self._is_awake:  # where another engine failed, the lease is begun again for all
+        if lease.is_engines == self._is_awake:  # another engine failed, and the lease was begun again for all
             return
         with self._condition:
-            # what is being sampled comes to its end first: torn off, its callers would only ask again
+            # finish running samples first: cancelled callers would only ask again
             self._condition.wait_for(lambda: not self._num_busy)
             if not lease.is_engines:
                 self._sleep()
@@ -183,7 +183,7 @@ class LeaseHolder:
             else:
                 node = ray.get_runtime_context().get_node_id()
                 own = [gpu for where, gpu in lease.gpus if where == node]
-                if not own:  # weights and caches cannot be put on a GPU of another machine
+                if not own:  # weights and caches cannot move to a GPU of another machine
                     fix = "leave out --engine.colocated"
                     raise ModelUnavailable("no learner has a GPU on this engine's node", fix)
                 self._wake(own[self._local_rank % len(own)])

@@ -1,7 +1,7 @@
-"""What stands before every route: who calls, under which name, how much and how slowly. Pure ASGI, knows no judge.
+"""Checks before every route: token, host name, size and speed of requests. Pure ASGI, independent of judges.
 
-FastAPI and Serve read a body before anything of ours runs, of any length and for any time; `tests/attacks` and
-`tests/serving/test_guard.py` fail without this. The bearer token lies in a file that only its owner can read.
+FastAPI and Serve read bodies of any length for any time before our code runs; `tests/attacks` and
+`tests/serving/test_guard.py` fail without this. The bearer token is in a file that only its owner can read.
 """
 
 import asyncio
@@ -22,29 +22,29 @@ from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.refusal import Refusal, overloaded, send_json
 
 MAX_MARKS = 20_000
-"""Most brackets, quotes or commas in a JSON body: what they make costs far more memory than their byte."""
+"""Maximum number of brackets, quotes or commas in a JSON body: they cost far more memory than their byte."""
 MIN_TOKEN_CHARS = 32
 _QUICK = 0.25
-"""Share of its deadline within which a body comes to a server that is not busy."""
+"""Share of the deadline within which a body normally arrives at an idle server."""
 _STOOD_STILL = 1.25
-"""A deadline that fires after this many times its length says that the event loop itself was held up."""
+"""Ratio to its nominal time at which a late deadline shows that the event loop itself was blocked."""
 _MANY = 16
-"""More bodies than this under way are a crowd."""
+"""Number of concurrent bodies above which the server counts as crowded."""
 _HEALTH, _DOCS = "/health", "/docs"
-"""Answered without a token: the first says only that a server listens, the second shows no more than these files."""
+"""Routes without a token: the first only says that a server listens, the second shows no more than these files."""
 _TOKEN = re.compile(rb"[A-Za-z0-9._~+/=-]+")
 _HOST = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d{1,5})?")
 
 
 class Guard:
-    """Lets a request through to `app` once its token, host and body are in order.
+    """Passes a request on to `app` once its token, host and body are valid.
 
-    The token is compared in constant time before a byte of the body is asked for. The body is then read whole, within
-    a length and a deadline, so the app behind never waits for a caller.
+    The token is compared in constant time before a byte of the body is read. The body is then read whole, within a
+    length and a deadline, so the app behind never waits for a caller.
     """
 
     def __init__(self, app: ASGIApp, token: bytes, config: HttpConfig) -> None:
-        """Stores the app and the limits; of the token only its digest is kept."""
+        """Stores the app and the limits; keeps only a digest of the token."""
         self._app = app
         self._digest = hashlib.sha256(token).digest()
         self._config = config
@@ -52,7 +52,7 @@ class Guard:
         self._held_bytes = 0
         self._num_reading = 0
         self._last_quick = self._last_slow = -math.inf
-        """When a body was last read at once, and when one last took long, on the clock of the event loop."""
+        """Times at which a body last arrived fast, and slowly, on the clock of the event loop."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one connection of the ASGI protocol; a websocket is closed."""
@@ -78,7 +78,7 @@ class Guard:
                 return
             body = await self._read(scope, receive) if is_known else b""
         except Refusal as refusal:
-            # the body may be unread: a connection that was kept would take it for the next request
+            # the body may be unread, and a kept connection would parse it as the next request
             await send_json(send, refusal.status, refusal.body, {"connection": "close", **refusal.headers})
             return
         except ClientDisconnect:
@@ -90,19 +90,19 @@ class Guard:
 
         try:
             await self._app(scope, replay, send)
-        finally:  # held until the answer is out: the app keeps the decoded images as long
+        finally:  # counted until the answer is sent: the app keeps the decoded images as long
             self._held_bytes -= len(body)
 
     def _has_token(self, scope: Scope) -> bool:
-        # two headers are none: proxies differ in which of them counts
+        # two headers count as none, because proxies differ in which one they use
         given = _header(scope, b"authorization")
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        # digests have one length and are compared in constant time, so neither length nor prefix leaks
+        # digests have equal length and are compared in constant time, so neither length nor prefix leaks
         matches = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
         return scheme.lower() == b"bearer" and matches
 
     def _check_host(self, scope: Scope) -> None:
-        """Refuses a name, compared without port and in lower case, that the server does not go by."""
+        """Refuses a host, compared without port and in lower case, that is not one of the server's."""
         given = _header(scope, b"host")
         found = _HOST.fullmatch(given[0].strip().lower()) if len(given) == 1 else None
         if not found or (found[1] or found[2]).decode() not in self._hosts:
@@ -114,10 +114,10 @@ class Guard:
             )
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body, counted among the held bytes.
+        """Reads the whole body and counts it among the held bytes.
 
         Raises:
-            Refusal: too long, too slow, encoded, of another type than JSON, or all bodies together are too much.
+            Refusal: too long, too slow, encoded, not JSON, or all held bodies together are too large.
             ClientDisconnect: the caller left.
         """
         self._check_headers(scope)
@@ -135,8 +135,8 @@ class Guard:
                     piece = message.get("body", b"")
                     if num_bytes + len(piece) > self._config.body_bytes:
                         raise self._too_long()
-                    # counted while they arrive: many large bodies at once would take the
-                    # machine's memory long before their ends
+                    # counted while they arrive: many large bodies at once would exhaust the machine's memory long
+                    # before their ends
                     if self._held_bytes + len(piece) > self._config.held_bytes:
                         raise overloaded("too many large requests at once")
                     self._held_bytes += len(piece)
@@ -146,7 +146,7 @@ class Guard:
             now = asyncio.get_running_loop().time()
             if now - begun >= self._config.body_deadline_s * _QUICK:
                 self._last_slow = now
-            elif num_bytes:  # a request without a body is read at once however busy the proxy in front is
+            elif num_bytes:  # a request without a body is fast even through a busy proxy
                 self._last_quick = now
             body = b"".join(pieces)
             check_marks(body)
@@ -161,13 +161,13 @@ class Guard:
         return body
 
     def _too_late(self, begun: float) -> Refusal:
-        """Whose fault a late body is: the server's where others take long too, where many wait and none is read, or
-        where this very deadline comes late.
+        """Returns the refusal of a late body: the server is to blame if others are slow too, if many wait and none is
+        read, or if this deadline itself fires late.
         """
         now, deadline_s = asyncio.get_running_loop().time(), self._config.body_deadline_s
         is_crowded = self._num_reading > _MANY and self._last_quick < begun
         if self._last_slow > begun or is_crowded or now - begun > deadline_s * _STOOD_STILL:
-            self._last_slow = now  # a crowd runs out of time one by one, and its last few are no slower
+            self._last_slow = now  # crowded requests time out one by one, and the last few are no slower
             return overloaded("this server is too busy to read bodies in time")
         return Refusal(
             408,
@@ -182,13 +182,13 @@ class Guard:
             if encoding.strip().lower() != b"identity":
                 raise Refusal(415, "encoding", "compressed bodies are not read", "send the JSON as it is")
         lengths = _header(scope, b"content-length")
-        # two lengths that differ are how requests are smuggled past a proxy
+        # two different lengths are used to smuggle requests past a proxy
         if any(not length.isdigit() for length in lengths) or len(set(lengths)) > 1:
             raise Refusal(400, "length", "the Content-Length header is no number", "let your HTTP client set it")
         is_chunked = bool(_header(scope, b"transfer-encoding"))
-        if lengths and is_chunked:  # a proxy before us may go by the one where we go by the other
+        if lengths and is_chunked:  # a proxy before us may use one while we use the other
             raise Refusal(400, "length", "a body has a Content-Length or comes in chunks, not both", "send one of them")
-        # cut first: Python takes seconds to read a number of a million digits
+        # cut first: Python takes seconds to parse a number of a million digits
         if lengths and int(lengths[0][:20]) > self._config.body_bytes:
             raise self._too_long()
         has_body = lengths not in ([], [b"0"]) or is_chunked
@@ -208,7 +208,7 @@ class Guard:
 
 
 def check_marks(body: bytes) -> None:
-    """Refuses JSON that is made of marks, before a parser sees it; how deep they nest, the parser bounds.
+    """Refuses JSON with too many structural characters, before parsing; the parser bounds the nesting.
 
     Raises:
         Refusal: 422.
@@ -216,7 +216,7 @@ def check_marks(body: bytes) -> None:
     for mark in (b"[", b"{", b'"', b","):
         at = body.find(mark)
         number = 0
-        while at >= 0:  # over images in base64 five times as fast as `count`
+        while at >= 0:  # five times as fast as `count` on base64 images
             number += 1
             if number > MAX_MARKS:
                 raise Refusal(
@@ -229,7 +229,7 @@ def check_marks(body: bytes) -> None:
 
 
 def make_token(path: Path) -> bool:
-    """Writes a random token to `path`, mode 0600, unless the file is there; returns whether it was made now.
+    """Writes a random token to `path`, mode 0600, unless the file exists; returns whether it was made now.
 
     Raises:
         MachineError: the file cannot be written.
@@ -238,12 +238,12 @@ def make_token(path: Path) -> bool:
         return False
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # written under another name and linked, so that no reader ever meets half a token
+        # written under another name and linked, so that no reader ever sees half a token
         draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as stream:
             stream.write(secrets.token_urlsafe(32) + "\n")
         try:
-            os.link(draft, path)  # fails where another process was faster: its token counts
+            os.link(draft, path)  # fails if another process was faster: then its token counts
         except FileExistsError:
             return False
         finally:
@@ -256,15 +256,15 @@ def make_token(path: Path) -> bool:
 
 
 def read_token(path: Path) -> bytes:
-    """The token in `path`, without its line end.
+    """Reads the token in `path`, without its line end.
 
     Raises:
-        MachineError: the file is missing or no regular file, another user could read or write it, or what it holds is
-            no token. The message never quotes what it holds.
+        MachineError: the file is missing or not a regular file, another user could read or write it, or its content is
+            no token. The message never quotes the content.
     """
     another = "name another: --token-file FILE"
     try:
-        # not through a link, and not waiting for who writes into a pipe
+        # does not follow links, and does not wait for a pipe's writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise MachineError(f"the token file {path} cannot be read: {error.strerror}", another) from error
@@ -272,7 +272,7 @@ def read_token(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise MachineError(f"the token file {path} is no regular file", another)
-        # asked of the open file, not of its name, which may lead elsewhere by now
+        # checked on the open file, not its name, which may refer to another file by now
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise MachineError(
                 f"the token file {path} must be yours alone, its mode is {found.st_mode & 0o777:03o}",

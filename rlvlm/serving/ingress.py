@@ -1,8 +1,8 @@
 """The HTTP server of judges and policies as a Serve deployment: guard outside, FastAPI routes inside.
 
-`/v1/*` are our own; `/generate`, `/score` and `/health` take what the clients of the reference systems send, without
-what made their server unsafe. Departures: a score that could not be read is null with its status, never a made-up 0;
-`video_path` names files below one folder only; nothing is fetched from an address; `nframes` above 64 counts as 64.
+`/v1/*` are our own routes; `/generate`, `/score` and `/health` accept the requests of the reference systems' clients,
+without the flaws that made their server unsafe. Departures: an unreadable score is null with its status, never a
+made-up 0; `video_path` names files below one folder only; no URL is fetched; `nframes` above 64 counts as 64.
 
 Source: the LIBERO-10 reward server of the RLinf fork (`/score`); Qwen's chat message format (`/generate`).
 """
@@ -53,15 +53,15 @@ from rlvlm.vlms.chats import Chat
 logger = logging.getLogger(__name__)
 
 MAX_ONGOING = 900
-"""Requests inside one copy, most of them waiting for a body or a judge. Ray's own ceiling is 1,000."""
+"""Number of requests in one copy, most of them waiting for a body or a judge. Ray's own limit is 1,000."""
 MAX_QUEUED = 100
-"""Requests that Serve holds back before it answers 429 itself."""
+"""Number of requests that Serve queues before it answers 429 itself."""
 _DECODERS = 2
-"""Threads that decode images."""
+"""Number of threads that decode images."""
 _MAX_DECODING = 64
-"""Requests that may wait for them."""
+"""Number of requests that may wait for a decoding thread."""
 _FRESH_S = 2.0
-"""Age in seconds up to which `/health` repeats what it knew."""
+"""Age up to which `/health` repeats its last answer, seconds."""
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": wire.ErrorAnswer, "description": text}
     for status, text in {
@@ -79,16 +79,16 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _LIMITS = {"minimum": ">=", "maximum": "<=", "minItems": "items >=", "maxItems": "items <=", "maxLength": "chars <="}
 
 _SLOTS = ("{task_instruction}", "{task}")
-"""Where a caller's template has the task."""
+"""Placeholders of the task in a caller's template."""
 _UNIT = re.compile(r"0(?:\.\d+)?|1(?:\.0+)?")
 
 Result = TypeVar("Result")
 Ready = Callable[[], Awaitable[Collection[str]]]
-"""Names the apps that answer now."""
+"""Async function that returns the names of the apps that answer now."""
 
 
 class Routes:
-    """What the routes do; each method is the endpoint of one. Made by `build_app`, of its arguments."""
+    """Implementation of the routes; each method is one endpoint. Made by `build_app` from its arguments."""
 
     def __init__(
         self,
@@ -106,23 +106,23 @@ class Routes:
         self._num_decoding = 0
 
     async def preference(self, request: wire.PreferenceRequest) -> wire.PreferenceAnswer:
-        """Which of two clips is nearer to the goal."""
+        """Answers which of two clips is nearer to the goal."""
         return (await self._compare([request], request.backend))[0]
 
     async def preference_batch(self, request: wire.PreferenceBatchRequest) -> wire.PreferenceBatchAnswer:
-        """Several comparisons at once."""
+        """Answers several comparisons at once."""
         return wire.PreferenceBatchAnswer(answers=await self._compare(request.queries, request.backend))
 
     async def score(self, request: wire.ScoreRequest) -> wire.ScoreAnswer:
-        """How much of the goal is reached at the end of a clip."""
+        """Answers how much of the goal is reached at the end of a clip."""
         return (await self._score([request], request.backend))[0]
 
     async def score_batch(self, request: wire.ScoreBatchRequest) -> wire.ScoreBatchAnswer:
-        """Several clips at once."""
+        """Scores several clips at once."""
         return wire.ScoreBatchAnswer(answers=await self._score(request.clips, request.backend))
 
     async def generate(self, request: wire.GenerateRequest) -> wire.GenerateAnswer:
-        """The reply of a chat model to a chat with images (the reference systems' route)."""
+        """Returns the reply of a chat model to a chat with images (the reference systems' route)."""
         name, judge = self._judge(request.backend)
         if request.max_tokens > self._config.max_tokens:
             raise Refusal(
@@ -137,16 +137,16 @@ class Routes:
         return wire.GenerateAnswer(text=text, backend=name, latency_s=time.perf_counter() - start)
 
     async def score_video(self, request: wire.VideoScoreRequest) -> wire.VideoScoreAnswer:
-        """How much of its task a video shows done (the reference systems' route)."""
+        """Answers how much of its task a video shows done (the reference systems' route)."""
         name, judge = self._judge(request.backend)
-        # before a video is decoded: the cheap checks first
+        # before decoding a video: the cheap checks first
         goal = _checked_goal(request.task_text)
         frames = await self._decode(self._read_clip, request)
         options = request.backend_kwargs or wire.BackendOptions()
         if options.prompt_template is not None or options.user_prompt is not None or options.system_prompt is not None:
             start = time.perf_counter()
             text = await judge.generate(_worded_chat(options, goal, frames), self._config.max_tokens, 0.0)
-            # a bare number on the scale of 0 to 1 alone: in a sentence `0.7` may be 70 % or anything else
+            # only a bare number is on the scale of 0 to 1: in a sentence `0.7` may be 70 % or anything else
             share = _UNIT.fullmatch(text.strip()) if options.score_mode == "unit" else None
             value = float(share[0]) if share else parse_score(text)
             return wire.VideoScoreAnswer(
@@ -168,25 +168,25 @@ class Routes:
         )
 
     async def act(self, request: wire.ActRequest) -> wire.ActAnswer:
-        """What a policy does about an image, asked in the words that it was trained with."""
+        """Returns a policy's action for an image, prompted with the text that it was trained with."""
         name = request.policy or next(iter(self._policies))
         if name not in self._policies:
             raise Refusal(422, "policy", f"there is no policy {name!r} here", f"use one of {list(self._policies)}")
         config = next(config for config in self._config.policies if config.app == name)
         [frames] = await self._decode(read_images, [[request.image]])
-        # drawn here and sent back, so that any answer can be reproduced
+        # drawn here and returned, so that any answer can be reproduced
         seed = secrets.randbits(62) if request.seed is None else request.seed
         obs = Observations(texts=(request.prompt,), images=(hashlib.sha256(frames.tobytes()).digest(),))
         sampling = ReplySampling(
             max_new_tokens=config.max_reply_tokens, temperature=config.temperature, greedy=request.greedy
         )
         start = time.perf_counter()
-        # a caller's turn has no key: it is never asked twice
+        # a caller's turn has no key: it is never sent again
         call = ReplyCall(key="", obs=obs, seeds=(seed,), frames=(frames[0],), sampling=sampling, weights=None)
         receipt = await self._policies[name].ask("ask", call)
         [answer] = receipt.answers
         action = answer.action
-        if action is None:  # of a policy that acts in text: its reply names the action
+        if action is None:  # for a policy that acts in text, the reply names the action
             action = read_reply(answer.text, config.action_names, range(len(config.action_names))).action
         return wire.ActAnswer(
             text=answer.text,
@@ -200,7 +200,7 @@ class Routes:
         )
 
     async def health(self) -> wire.HealthAnswer:
-        """Whether the server listens; with a token also which judges and policies it knows, and whether they answer."""
+        """Answers that the server listens; with a token also lists judges and policies, and whether they answer."""
         names, ready = [*self._judges, *self._policies], await self._ready()
         return wire.HealthAnswer(
             status="ok",
@@ -214,7 +214,7 @@ class Routes:
     ) -> list[wire.PreferenceAnswer]:
         _, judge = self._judge(backend)
         goals = [_checked_goal(question.goal) for question in questions]
-        # all images of a request together: the limits on their number and pixels are the request's
+        # all images of a request together: the limits on number and pixels apply to the request
         groups = [group for question in questions for group in (question.left, question.right, _goal_images(question))]
         sides = await self._decode(read_images, groups)
         queries = [
@@ -236,10 +236,11 @@ class Routes:
         return list(map(wire.ScoreAnswer.model_validate, await judge.score(clips)))
 
     def _judge(self, name: str | None) -> tuple[str, AsyncAppClient]:
-        """The judge that a request names, by default the first; an empty name is none, as in the reference.
+        """Returns the judge that a request names, by default the first; an empty name counts as none, as in the
+        reference.
 
         Raises:
-            Refusal: there is none of that name.
+            Refusal: there is no judge of that name.
         """
         chosen = self._config.aliases.get(name or "", name) or next(iter(self._judges))
         if chosen not in self._judges:
@@ -248,13 +249,12 @@ class Routes:
         return chosen, self._judges[chosen]
 
     async def _decode(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Runs decoding work in a bounded pool of threads.
+        """Runs decoding work in a bounded pool of threads and returns its result.
 
         Raises:
-            Refusal: too much is waiting already.
+            Refusal: too many requests are waiting already.
         """
-        # decoding is the one costly thing here; a queue without end would grow faster than two threads can
-        # empty it
+        # decoding is the only expensive work here; an unbounded queue would grow faster than two threads can empty it
         if self._num_decoding >= _MAX_DECODING:
             raise overloaded("too many images are waiting to be decoded")
         self._num_decoding += 1
@@ -264,7 +264,7 @@ class Routes:
             self._num_decoding -= 1
 
     def _read_clip(self, request: wire.VideoScoreRequest) -> Frames:
-        """The frames [L, H, W, 3] that a request names or carries, evenly thinned to `nframes`."""
+        """Returns the frames [L, H, W, 3] that a request names or contains, evenly thinned to `nframes`."""
         wanted = min(request.nframes, MAX_VIDEO_FRAMES)
         if request.video_path is not None:
             return read_video(self._media.read(request.video_path), wanted, request.max_pixels)
@@ -278,13 +278,13 @@ def build_app(
     policies: Mapping[str, AsyncAppClient],
     ready: Ready,
 ) -> ASGIApp:
-    """The whole HTTP server as one ASGI app; its token is made if there is none.
+    """Returns the whole HTTP server as one ASGI app; creates its token if there is none.
 
     Args:
         config: limits and names.
         judges: by name, the default first.
-        policies: likewise.
-        ready: names those judges and policies that answer now.
+        policies: policies by name.
+        ready: returns the names of the judges and policies that answer now.
 
     Raises:
         MachineError: the token file or the media root cannot be used.
@@ -315,7 +315,7 @@ def build_app(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        """One page over the OpenAPI document, without scripts: each route with its fields, types and limits."""
+        """Returns a page generated from the OpenAPI document, without scripts: routes with fields, types and limits."""
         api, policy = app.openapi(), "default-src 'none'; style-src 'unsafe-inline'"
         page = render(
             "routes.html.j2",
@@ -331,15 +331,15 @@ def build_app(
 
 
 class RunningApps:
-    """Which apps Serve says are running, asked at most once in `_FRESH_S`: its controller has other things to do."""
+    """Names of the running apps according to Serve, asked at most once in `_FRESH_S` to spare its controller."""
 
     def __init__(self) -> None:
         self._asked_at = -math.inf
         self._names: frozenset[str] = frozenset()
 
     async def names(self) -> frozenset[str]:
-        """Their names; none where Serve does not say."""
-        # health is asked by every load balancer once a second, and Serve's controller answers one at a time
+        """Returns the names of running apps; none if Serve does not answer."""
+        # load balancers ask for health once a second, and Serve's controller answers one request at a time
         if time.monotonic() - self._asked_at > _FRESH_S:
             self._asked_at = time.monotonic()
             try:
@@ -363,10 +363,10 @@ class Gateway:
         self._config = config
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201 - the name that Serve calls
-        """The app that Serve puts behind its proxy.
+        """Returns the app that Serve puts behind its proxy.
 
         Raises:
-            RuntimeError: it cannot be built; its line carries the cause and the fix.
+            RuntimeError: it cannot be built; the message contains the cause and the fix.
         """
         config = self._config
         judges = {name: AsyncAppClient(name, config.timeout_s, config.retries) for name in config.judges}
@@ -381,12 +381,12 @@ class Gateway:
 
 
 def gateway_app(args: GatewayArgs) -> serve.Application:
-    """The Serve application of one HTTP server."""
+    """Returns the Serve application of one HTTP server."""
     return bind_gateway(args.http)
 
 
 def bind_gateway(config: HttpConfig) -> serve.Application:
-    """The deployment of an HTTP server, bound and ready for `serve.run`."""
+    """Returns the deployment of an HTTP server, bound and ready for `serve.run`."""
     make_deployment = serve.deployment(
         name="gateway",
         num_replicas=config.num_replicas,
@@ -403,7 +403,7 @@ def bind_gateway(config: HttpConfig) -> serve.Application:
 
 
 def _type_name(schema: dict[str, Any]) -> str:
-    """A field's type in a few words, with its limits and default."""
+    """Returns a field's type in a few words, with its limits and default."""
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2]
     options = schema.get("anyOf") or schema.get("oneOf")
@@ -420,10 +420,10 @@ def _type_name(schema: dict[str, Any]) -> str:
 
 
 def _checked_goal(text: str) -> str:
-    """The goal, once it is plain words.
+    """Returns the goal if it is plain text.
 
     Raises:
-        Refusal: it could end a turn of the chat, or is no line of words.
+        Refusal: it could end a turn of the chat, or is not a line of text.
     """
     try:
         return check_goal(text)
@@ -436,7 +436,7 @@ def _goal_images(question: wire.PreferenceQuestion | wire.ScoreQuestion) -> list
 
 
 def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Chat:
-    """The clip with a caller's own words: the clip and a template, or first image, clip, last image and a question."""
+    """Returns a chat with a caller's own text: clip and template, or first image, clip, last image and a question."""
     shown: list[Any] = [{"type": "image", "image": frame} for frame in frames]
     words = options.prompt_template
     if words is None:
@@ -444,7 +444,7 @@ def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Cha
         words = options.user_prompt or ""
         if not any(slot in words for slot in _SLOTS):
             words = f"Task info:\n{_SLOTS[0]}\n\n{words}"
-    # the task is plain words by now and can open no slot of its own
+    # the task is plain text by now and cannot contain a placeholder
     for slot in _SLOTS:
         words = words.replace(slot, task)
     system = [{"type": "text", "text": options.system_prompt}] if options.system_prompt else []
@@ -455,7 +455,7 @@ def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Cha
 
 
 def _read_chat(turns: list[wire.ChatTurn]) -> Chat:
-    """The chat in the form that judges read, its images decoded.
+    """Returns the chat in the judges' form, with decoded images.
 
     Raises:
         Refusal: an image breaks a rule.

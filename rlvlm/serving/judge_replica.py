@@ -29,9 +29,9 @@ from rlvlm.vlms.chats import Chat
 logger = logging.getLogger(__name__)
 
 BATCH_WAIT_S = 0.005
-"""How long a request waits for others to share its batch."""
+"""Time for which a request waits for others to share its batch, seconds."""
 PROBE_EVERY_S = 30.0
-"""An idle judge is asked something this often, to know that it would answer."""
+"""Interval at which an idle judge is probed, seconds."""
 
 Unanswered = JudgeUnavailable | UnsupportedQuestion
 _UNANSWERED = (JudgeUnavailable, UnsupportedQuestion)
@@ -40,7 +40,7 @@ Builder = Callable[[JudgeConfig], Judge]
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """A chat that is to be replied to."""
+    """A chat to be answered."""
 
     chat: Chat
     max_new_tokens: int
@@ -48,17 +48,17 @@ class _Chat:
 
 
 class JudgeReplica(Replica):
-    """Requests are lists of questions; small ones are merged, and one thread runs the model, or an engine that batches
-    by itself is given their questions one by one.
+    """Requests are lists of questions. Small ones are merged and a thread runs the model; an engine that batches by
+    itself gets their questions one by one.
 
-    An error travels to the caller as a value: raised, Serve would log it as a fault of the deployment.
+    Errors are returned as values: Serve would log raised ones as faults of the deployment.
     """
 
     def __init__(self, config: JudgeConfig, placement: PlacementConfig, build: Builder = build_judge) -> None:
-        """Loads the judge and asks it one question, so that the first caller does not wait for what loads late.
+        """Loads the judge and asks it one question, so that the first caller does not wait for lazy loading.
 
         Raises:
-            RuntimeError: the judge cannot be loaded or does not answer; its one line carries the cause and the fix.
+            RuntimeError: the judge cannot be loaded or does not answer; the one-line message has the cause and the fix.
         """
         super().__init__(
             "judge",
@@ -68,7 +68,7 @@ class JudgeReplica(Replica):
             is_elsewhere=config.runs_elsewhere,
             unavailable=JudgeUnavailable,
         )
-        # never probed: each question costs, and a new replica would meet a provider's outage too
+        # never probed: each question costs money, and a new replica would not end a provider's outage
         self._is_paid = config.is_remote
         self._failure = ""
         self._last_answer = time.monotonic()
@@ -76,9 +76,9 @@ class JudgeReplica(Replica):
         self._metrics = ReplicaMetrics()
         self._batch_size = config.batch_size
         few = config.knows_few_tasks and config.untrained == "refuse"
-        # a run refuses a task that its judge does not know before it starts; other callers are met here
+        # a run refuses an unsuitable task before it starts; requests of other callers are refused here
         self._goals = frozenset(map(task_goal, known_tasks())) if few else frozenset[str]()
-        # resizing images and hashing them in the model's thread would leave the model idle meanwhile
+        # the model would idle while its own thread resized and hashed images
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="images")
         settled = replace(config, device=self._device)
 
@@ -90,7 +90,7 @@ class JudgeReplica(Replica):
 
         self._judge = self._load(load)
         self._queues: Mapping[str, FairQueue]
-        if config.batches_itself:  # twice what is computed at once: meanwhile the next ones are made ready
+        if config.batches_itself:  # twice the concurrency: the next questions are prepared meanwhile
             self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * config.batch_size)
             self._queues = {"compare": self._slots, "score": self._slots}
         else:
@@ -104,11 +104,11 @@ class JudgeReplica(Replica):
         return f"JudgeReplica({self._judge.stamp.judge}, {self._judge.stamp.prompt})"
 
     async def stamp(self) -> Stamp:
-        """Where the answers come from."""
+        """Returns the identity of the judge."""
         return self._judge.stamp
 
     async def ask(self, request: Request) -> Receipt | Unanswered:
-        """The answers to one request, or the error that hit them all. What `ServedJudge` calls."""
+        """Returns the answers to one request, or the error of all of them. Called by `ServedJudge`."""
         start = time.perf_counter()
         items, digests = await asyncio.get_running_loop().run_in_executor(self._helper, self._prepared, request)
         try:
@@ -119,38 +119,38 @@ class JudgeReplica(Replica):
         return Receipt(answers=answers, digests=digests)
 
     async def compare(self, queries: list[Query]) -> list[Verdict] | Unanswered:
-        """One verdict per query, in order, or the error that hit them all. For callers that hold a plain handle."""
+        """Returns one verdict per query, in order, or the error of all. For callers with a plain handle."""
         return await self._ask_in_parts("compare", queries)
 
     async def score(self, clips: list[Clip]) -> list[Score] | Unanswered:
-        """One score per clip, in order, or the error that hit them all."""
+        """Returns one score per clip, in order, or the error of all."""
         return await self._ask_in_parts("score", clips)
 
     async def generate(self, chats: list[Chat], max_new_tokens: int, temperature: float) -> list[str] | Unanswered:
-        """The model's reply to each chat, in order, or the error that hit them all."""
+        """Returns the model's reply to each chat, in order, or the error of all."""
         if not isinstance(self._judge, Generator):
             return UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
         write = partial(self._judge.generate, max_new_tokens=max_new_tokens, temperature=temperature)
         try:
-            if self._slots is not None:  # an engine batches by itself, questions and chats together
+            if self._slots is not None:  # an engine that batches by itself mixes questions and chats
                 return await self._slots.put([_Chat(chat, max_new_tokens, temperature) for chat in chats])
             return [reply for part in self._parts(chats) for reply in await self._watched(write, part)]
         except _UNANSWERED as error:
             return error
 
     async def check_health(self) -> None:
-        """Returns at once, and raises if the judge is known to be stuck or broken; an idle judge is probed beside it.
+        """Returns at once, and raises if the judge is known to be stuck or broken; an idle judge is probed in parallel.
 
         Raises:
-            RuntimeError: the judge is stuck, or answered nothing when it was last asked.
+            RuntimeError: the judge is stuck, or did not answer the last question.
         """
         await super().check_health()
         peak, _ = measured(self._device) or (0, 0)
         self._metrics.state(sum(queue.num_waiting for queue in set(self._queues.values())), peak)
-        # a judge that answers questions is well; only an idle one could be dead unnoticed
+        # a judge that answers questions is healthy; only an idle one could be dead unnoticed
         is_idle = self._heartbeat.busy_since is None and time.monotonic() - self._last_answer > PROBE_EVERY_S
         if (is_idle or self._failure) and not self._is_paid and (self._probing is None or self._probing.done()):
-            # beside the check, which must answer within 2.5 s; the next one sees the result
+            # in parallel, because the check must answer within 2.5 s; the next one sees the result
             self._probing = asyncio.get_running_loop().create_task(self._probe_beside())
         if self._failure:
             raise RuntimeError(f"the judge does not answer: {self._failure}")
@@ -160,7 +160,7 @@ class JudgeReplica(Replica):
         return await self._watched(self._judge.compare if kind == "compare" else self._judge.score, items)
 
     async def _ask_engine(self, items: list[Query | Clip | _Chat]) -> list[Verdict | Score | str]:
-        """Has a judge whose engine batches by itself answer one question among others."""
+        """Passes one question to a judge whose engine batches by itself."""
         judge, [item] = cast(ContinuousJudge, self._judge), items
         with self._heartbeat.waiting(), self._noted():
             if isinstance(item, Query):
@@ -171,8 +171,8 @@ class JudgeReplica(Replica):
             return [await judge.generate_one(item.chat, max_new_tokens=wanted, temperature=temperature)]
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
-        """What can be done while the model is at work on others: the items with resized images, and their digests."""
-        # of what came in, before it is made smaller: the client compares them with what it sent
+        """Prepares a request while the model is busy: returns the items with resized images, and their digests."""
+        # digests of the received images before resizing: the client compares them with those it sent
         digests = [digest(item) for item in request.items]
         shrink = getattr(self._judge, "shrink", None)
         if shrink is None or request.kind != "compare":
@@ -180,14 +180,13 @@ class JudgeReplica(Replica):
         return list(map(shrink, request.items)), digests
 
     async def _ask_in_parts(self, kind: Any, items: list[Any]) -> Any:
-        # not in `ask`: our own runs were refused before they started, and a user may have said
-        # --judge.untrained ok
+        # not in `ask`: our own runs were refused before they started, and their users may have set --judge.untrained ok
         if self._goals and (unknown := [item.goal for item in items if item.goal not in self._goals]):
             return UnsupportedQuestion(
                 f"the pocket judge was not trained on the goal {unknown[0]!r}: its answers mean nothing",
                 f"it knows {sorted(self._goals)}; a general model knows more, and judge.untrained ok asks all the same",
             )
-        # without a key: a plain handle's calls are never sent again
+        # no key: a plain handle's calls are never sent again
         requests = [Request(key="", run="", kind=kind, items=part) for part in self._parts(items)]
         joined: list[Any] = []
         for outcome in await asyncio.gather(*map(self.ask, requests)):
@@ -197,24 +196,24 @@ class JudgeReplica(Replica):
         return joined
 
     async def _probe_beside(self) -> None:
-        """Learns whether the judge would answer, and leaves the note to `_noted`."""
+        """Probes the judge; `_noted` stores the result."""
         try:
             await self._watched(_probe, self._judge)
         except JudgeUnavailable as error:
             logger.warning("the judge failed on a probe: %s", error)
 
     async def _watched(self, ask: Callable[[Any], Any], items: Any) -> Any:
-        """`_run`, with a note of whether the judge answers at all."""
+        """Calls `_run` and notes whether the judge answers at all."""
         with self._noted():
             return await self._run(ask, items)
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Around a question: notes for the health check whether the judge answers."""
+        """Returns context of a question, which notes for the health check whether the judge answers."""
         try:
             yield
         except JudgeUnavailable as error:
-            # a provider's outage is no reason to replace a replica: a new one would meet it too
+            # a provider's outage is no reason to replace a replica: a new one would not end it
             self._failure = "" if self._is_paid else str(error)
             raise
         self._failure, self._last_answer = "", time.monotonic()
@@ -224,12 +223,12 @@ class JudgeReplica(Replica):
 
 
 def _probe(judge: Judge) -> None:
-    """Asks one grey question, for a score where the judge compares nothing; a refusal shows that it is there.
+    """Asks one question about grey images, for a score if the judge compares nothing; a refusal shows that it is alive.
 
     Raises:
         JudgeUnavailable: no answer came.
     """
-    # two equal images: whatever the judge says is right, only that it answers counts
+    # two equal images: any verdict will do, only an answer matters
     grey = np.full((1, 32, 32, 3), 128, np.uint8)
     answer: Verdict | Score
     try:

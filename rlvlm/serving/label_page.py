@@ -1,8 +1,8 @@
-"""The page on which people answer a label store's questions: `rlvlm labels ask`, and a bench of a person.
+"""The page on which people answer a label store's questions: for `rlvlm labels ask`, and to benchmark a person.
 
-One server per store, in a thread. Who calls, under which name and how much is checked by the gateway's `Guard`; what
-stands before it here turns a browser's cookie into the bearer token that the guard knows, and refuses other sites.
-Nothing is remembered that the disk does not have, but for who looks at which question at this moment.
+One server per store, in a thread. The HTTP server's `Guard` checks callers, host names and limits; the code before it
+turns a browser's cookie into the bearer token that the guard expects, and refuses other sites. All state is on disk,
+except which page shows which question at the moment.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ from rlvlm.templates import render
 from rlvlm.vlms.stills import to_png
 
 LEASE_S = 30.0
-"""A question that a page shows is nobody else's for so long after the page was last heard of, in seconds."""
+"""Time for which a question stays reserved for a page that was last heard of, seconds."""
 KEEP_EVERY_S = 0.5
 LAST_UNDO_S = 3.0
-"""How long an answer can be taken back where no other question waits, in seconds."""
+"""Time for which an answer can be taken back if no other question waits, seconds."""
 REPEATS = (0.05, 0.1)
-"""Smallest and largest share of a person's pairs that are shown again, swapped."""
+"""Minimum and maximum share of a person's pairs that are shown again, swapped."""
 REPEAT_AFTER = 8
-"""Pairs between a pair and its repeat, at least: nearer ones are remembered."""
+"""Minimum number of pairs between a pair and its repeat: nearer ones are remembered."""
 _MAX_BODY_BYTES = 16 * 2**10
 _COOKIE_S = 30 * 24 * 3_600
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
@@ -59,15 +59,15 @@ class _Lease:
     client: str
     name: str
     until: float
-    """On the monotonic clock."""
+    """End of the lease on the monotonic clock."""
 
 
 class Desk:
-    """Hands questions to people: none to two at once, unless several are to answer it.
+    """Hands questions to people: each question to one person at a time, unless several must answer it.
 
     Args:
-        queue: of the store.
-        undo_s: how long an answer can be taken back, in seconds.
+        queue: queue of the store.
+        undo_s: how long an answer can be taken back, seconds.
         rng: draws sides and repeats.
     """
 
@@ -76,21 +76,21 @@ class Desk:
         self._undo_s = undo_s
         self._rng = rng or random.Random()
         self._leases: dict[str, list[_Lease]] = {}
-        self._lost: set[str] = set()  # questions whose images are missing
+        self._lost: set[str] = set()  # questions with missing images
 
     def keep(self) -> None:
-        """Puts answers that can no longer be taken back into the store."""
+        """Moves answers that can no longer be taken back into the store."""
         self.queue.refresh()
-        # a run that waits for the last answer alone is not held up for long
+        # a run that waits only for the last answer is not held up for long
         self.queue.keep(self._undo_s if self.queue.waiting() else min(self._undo_s, LAST_UNDO_S))
 
     def next(self, name: str, client: str) -> dict[str, Any] | None:
-        """What the page shows next, as JSON; None where nothing waits for this person."""
+        """Returns the next question for the page, as JSON; None if nothing waits for this person."""
         self.queue.refresh()
         now = time.monotonic()
         for key, leases in list(self._leases.items()):
             self._leases[key] = [lease for lease in leases if lease.until > now]
-        # what the page showed before it was loaded anew comes first
+        # after a reload the page shows the same question again
         mine = [key for key, leases in self._leases.items() if any(lease.client == client for lease in leases)]
         candidates = (*(self.queue.asked[key] for key in mine), *self.queue.asked.values())
         free = next((asked for asked in candidates if self._is_free(asked, name, client)), None)
@@ -100,7 +100,7 @@ class Desk:
         return None if free is None else self._show(free, name, client, new_ticket())
 
     def answer(self, name: str, client: str, said: dict[str, Any]) -> bool:
-        """Takes an answer as it was given on the page, and returns whether it counts; raises as `PeopleQueue.add`."""
+        """Records an answer from the page and returns whether it counts; raises as `PeopleQueue.add` does."""
         ticket, seconds = str(said["ticket"]), float(said["seconds"])
         choice = said["choice"]
         self.queue.refresh()
@@ -119,7 +119,7 @@ class Desk:
         return counts
 
     def undo(self, name: str, client: str) -> dict[str, Any] | None:
-        """Takes the page's last answer back, and shows its question again as it was; None where it is too late."""
+        """Takes back the page's last answer and returns its question as shown; None if it is too late."""
         self.queue.refresh()
         said = self.queue.undo(client)
         if said is None:
@@ -129,7 +129,7 @@ class Desk:
         return self._show(self.queue.asked[said.question], name, client, ticket)
 
     def state(self, name: str, client: str) -> dict[str, Any]:
-        """Progress, as JSON. That the page asks for it says that it is still there."""
+        """Returns the progress, as JSON. The request also shows that the page is still open."""
         self.queue.refresh()
         for leases in self._leases.values():
             for lease in leases:
@@ -149,7 +149,7 @@ class Desk:
         }
 
     def _repeat(self, name: str, *, is_last: bool) -> Asked | None:
-        """A pair that the person answered a while ago, where it is time for one; `is_last`: nothing else waits."""
+        """Returns a pair that the person answered a while ago, if one is due; `is_last`: nothing else waits."""
         pairs = [
             asked
             for asked in self.queue.asked.values()
@@ -159,7 +159,7 @@ class Desk:
         again = {id(asked) for asked in pairs if any(s.is_repeat and s.name == name for s in asked.said.values())}
         fresh = [asked for asked in pairs[:-REPEAT_AFTER] if id(asked) not in again]
         low, high = (share * (len(pairs) + len(again)) for share in REPEATS)
-        # between the two bounds by chance, so that no person can tell when one comes
+        # at random between the two bounds, so that nobody can predict a repeat
         is_drawn = not is_last and len(again) + 1 <= high and self._rng.random() < sum(REPEATS) / 2
         is_due = len(again) < low or is_drawn
         fresh = [asked for asked in fresh if self.queue.store.has_images(asked.question)]
@@ -197,10 +197,10 @@ class Desk:
 
 
 class Door:
-    """Lets browsers through to `app`: refuses other sites, and turns a link's token or a cookie into a bearer token.
+    """Admits browsers to `app`: refuses other sites, and turns a link's token or a cookie into a bearer token.
 
-    Everything else that a request must be is the `Guard`'s, which stands behind; a refusal of its that the token is
-    missing becomes a page that says what to do.
+    All other checks are done by the `Guard` behind it; its refusal of a missing token becomes a page with
+    instructions.
     """
 
     def __init__(self, app: ASGIApp, token: bytes, hosts: tuple[str, ...]) -> None:
@@ -218,7 +218,7 @@ class Door:
             return
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0] if scope["path"] == "/" else ""
         token = token or request.cookies.get(_cookie(scope), "")
-        if token:  # two headers would be none to the guard
+        if token:  # the guard treats two headers as none
             kept = [(key, value) for key, value in scope["headers"] if key != b"authorization"]
             scope = {**scope, "headers": [*kept, (b"authorization", b"Bearer " + token.encode("latin-1", "replace"))]}
         is_denied = False
@@ -235,7 +235,7 @@ class Door:
 
 
 def _is_cross_site(request: Request) -> bool:
-    """Whether a page of another origin is behind a request; browsers say so, and scripts send neither header."""
+    """Returns whether a request comes from a page of another origin: browsers send headers for it, scripts do not."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
     is_foreign = origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host', '')}"
     return is_foreign or site not in ("none", "same-origin")
@@ -246,19 +246,19 @@ def _denied(reason: str) -> Response:
 
 
 def _cookie(scope: Scope, name: str = "token") -> str:
-    """A cookie's name: browsers keep one jar for all ports of a machine."""
+    """Returns a cookie's name, made unique because browsers share cookies between all ports of a machine."""
     return f"rlvlm_ask_{name}_{(scope.get('server') or ('', 0))[1]}"
 
 
 class _Routes:
-    """The endpoints; each is one method. They run on one event loop and never wait within, so none meets another."""
+    """The endpoints, one per method. They share one event loop and never await midway, so none interrupts another."""
 
     def __init__(self, desk: Desk, people: tuple[str, ...]) -> None:
         self._desk = desk
         self._people = people
 
     async def page(self, request: Request) -> Response:
-        """The page; a link with a token becomes cookies and an address without it."""
+        """Returns the page; a link with a token becomes cookies and an address without the token."""
         if "token" in request.query_params:
             response: Response = RedirectResponse("/", 303, _HEADERS)
             safe: dict[str, Any] = {"max_age": _COOKIE_S, "httponly": True, "samesite": "strict"}
@@ -278,12 +278,12 @@ class _Routes:
         return HTMLResponse(body, headers={**_HEADERS, "content-security-policy": policy})
 
     async def next(self, request: Request) -> Response:
-        """The question that this page shows next."""
+        """Returns the question that this page shows next."""
         name, client, _ = await self._read(request)
         return self._reply(self._desk.next(name, client), name, client)
 
     async def answer(self, request: Request) -> Response:
-        """Takes an answer; it is on the disk before the next question is shown."""
+        """Records an answer, on disk before the next question is shown."""
         name, client, body = await self._read(request)
         try:
             counts = self._desk.answer(name, client, body)
@@ -292,24 +292,24 @@ class _Routes:
         return self._reply(self._desk.next(name, client), name, client, counts=counts)
 
     async def undo(self, request: Request) -> Response:
-        """Takes the last answer of this page back."""
+        """Takes back the last answer of this page."""
         name, client, _ = await self._read(request)
         shown = self._desk.undo(name, client)
         undone = shown is not None
         return self._reply(shown or self._desk.next(name, client), name, client, undone=undone)
 
     async def state(self, request: Request) -> Response:
-        """Progress."""
+        """Returns the progress."""
         name, client, _ = await self._read(request)
         return JSONResponse(self._desk.state(name, client), headers=_HEADERS)
 
     async def image(self, request: Request) -> Response:
-        """An image of the store."""
+        """Returns an image of the store."""
         try:
             data = to_png(self._desk.queue.store.image(request.path_params["digest"]))
         except MissingImage:
             return Response("there is no such image", 404, _HEADERS)
-        # named by its content, which therefore never changes
+        # named by its content, so it never changes
         return Response(data, 200, {**_HEADERS, "cache-control": "private, max-age=86400, immutable"}, "image/png")
 
     def _reply(self, shown: dict[str, Any] | None, name: str, client: str, **facts: bool) -> Response:
@@ -323,7 +323,7 @@ class _Routes:
             return self._people[0]
 
     async def _read(self, request: Request) -> tuple[str, str, dict[str, Any]]:
-        """Name, page and JSON body of a request."""
+        """Returns name, page and JSON body of a request."""
         try:
             body = await request.json()
         except ValueError:
@@ -333,12 +333,12 @@ class _Routes:
 
 
 def make_app(desk: Desk, token: bytes, config: PageConfig) -> ASGIApp:
-    """The page as an ASGI app, with all that stands before it."""
+    """Returns the page as an ASGI app with all its checks."""
 
     async def keep_answers() -> None:
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
-            with contextlib.suppress(OSError):  # a full disk: the answers are safe, and it is tried again
+            with contextlib.suppress(OSError):  # with a full disk the answers are still safe, and it is tried again
                 desk.keep()
 
     @asynccontextmanager
@@ -371,10 +371,10 @@ def label_page(
     """Serves the page of a store in a thread while the context is open.
 
     Args:
-        store: of questions and answers.
-        config: where, and for whom.
-        log: is given a line with the link of each person.
-        undo_s: how long an answer can be taken back, in seconds.
+        store: store of questions and answers.
+        config: address, and people.
+        log: receives a line with the link of each person.
+        undo_s: how long an answer can be taken back, seconds.
 
     Raises:
         UsageError: another page of this store is open.
@@ -391,7 +391,7 @@ def label_page(
         _listen(config) as listener,
     ):
         queue.refresh()
-        queue.keep(undo_s=0)  # of a page that was killed
+        queue.keep(undo_s=0)  # left by a page that was killed
         desk = Desk(queue, undo_s)
         server = uvicorn.Server(
             uvicorn.Config(
@@ -404,7 +404,7 @@ def label_page(
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="label-page", daemon=True)
         thread.start()
-        while not server.started and thread.is_alive():  # a link is good as soon as it is printed
+        while not server.started and thread.is_alive():  # a printed link must work at once
             time.sleep(0.01)
         host, port = (config.allowed_hosts or (config.host,))[0], listener.getsockname()[1]
         for name in config.people:
@@ -429,18 +429,18 @@ def person_judge(
     *,
     each_order: bool = False,
 ) -> Iterator[HumanJudge]:
-    """A person as a judge, with the page in this process, for commands that wait for the answers.
+    """Yields a person as a judge, with the page in this process, for commands that wait for the answers.
 
     Args:
-        config: of the judge.
-        store: of questions and answers.
-        page: where the page is, and for whom.
-        is_stopped: asked while waiting, see `HumanJudge`.
-        log: is given lines for the user.
+        config: settings of the judge.
+        store: store of questions and answers.
+        page: address of the page, and people.
+        is_stopped: polled while waiting, see `HumanJudge`.
+        log: receives lines for the user.
         each_order: see `HumanJudge`.
 
     Raises:
-        UsageError, MachineError: as `label_page`.
+        UsageError, MachineError: see `label_page`.
     """
     with label_page(store, page, log):
         log("it waits for answers; Ctrl-C stops, and the same command goes on from there")
@@ -448,10 +448,10 @@ def person_judge(
 
 
 def _listen(config: PageConfig) -> socket.socket:
-    """A socket on the port of the settings, or on the next free one.
+    """Returns a socket on the configured port, or on the next free one.
 
     Raises:
-        MachineError: none of twenty is free, or the address is not this machine's.
+        MachineError: none of twenty ports is free, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     reason = ""

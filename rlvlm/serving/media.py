@@ -1,10 +1,9 @@
-"""Images and videos that callers send: Pillow and PyAV read them, within limits on files, pixels and frames.
+"""Decoding of callers' images and videos with Pillow and PyAV, within limits on files, pixels and frames.
 
-Pillow reads a header without decoding; what the header says is checked before anything is decoded. What the two
-libraries do not bound by themselves is bounded here, and `tests/attacks/test_bombs.py` fails without it: reads of an
-image file (`_CountedFile`), scans of a JPEG, chunks of a WebP, and bytes of an MP4 that FFmpeg would parse
-(`_check_boxes`). `MediaRoot` opens the videos that callers may name; `tests/attacks/test_video_paths.py` fails
-without it.
+Pillow reads a header without decoding, and the header is checked before anything is decoded. What the two libraries do
+not limit themselves is limited here, and `tests/attacks/test_bombs.py` fails without it: reads of an image file
+(`_CountedFile`), scans of a JPEG, chunks of a WebP, and bytes of an MP4 that FFmpeg would parse (`_check_boxes`).
+`MediaRoot` opens the videos that callers may name; `tests/attacks/test_video_paths.py` fails without it.
 """
 
 import binascii
@@ -27,61 +26,61 @@ from rlvlm.vlms.stills import to_rgb
 from rlvlm.vlms.videos import CorruptVideo, open_video, upright
 
 MAX_IMAGES = 16
-"""Images in one request."""
+"""Maximum number of images in one request."""
 MAX_PIXELS = 4 * 2**20
-"""Pixels of one image, e.g. 2048 x 2048."""
+"""Maximum pixels of one image, e.g. 2048 x 2048."""
 MAX_REQUEST_PIXELS = 16 * 2**20
-"""Pixels of all images of a request: 48 MiB once decoded."""
+"""Maximum pixels of all images of a request: 48 MiB once decoded."""
 MAX_VIDEO_FRAMES = 64
-"""Frames of a video, which is also the most that is ever decoded."""
+"""Maximum frames of a video; no more than these are ever decoded."""
 MAX_VIDEO_BYTES = 32 * 2**20
 _MIN_SIDE_PX = 2
 _MAX_ASPECT = 100
-"""Longest over shortest side; VLM processors cannot cut thinner strips into patches."""
+"""Maximum ratio of longest to shortest side; VLM processors cannot cut thinner strips into patches."""
 _MAX_READS = 4_000
-"""Reads of one image file: a PNG of 4 Mpixel takes some 3,000, one of 100,000 chunks 300,000."""
+"""Maximum reads of one image file: a PNG of 4 Mpixel takes some 3,000, one of 100,000 chunks 300,000."""
 _MAX_JPEG_READS = 1_500
-"""A JPEG's header takes some four reads a marker, and files in use have less than a hundred markers."""
+"""Maximum reads of a JPEG's header: some four per marker; real files have less than a hundred markers."""
 _MAX_JPEG_SCANS = 24
-"""Each scan costs a pass over the whole image; progressive files in use have about ten."""
+"""Maximum scans of a JPEG: each is a pass over the whole image; real progressive files have about ten."""
 _MAX_WEBP_CHUNKS = 64
-"""libwebp walks through all of them; files in use have less than ten."""
+"""Maximum chunks of a WebP, all of which libwebp parses; real files have less than ten."""
 _MAX_EXIF_BYTES = 65_536
-"""As in a JPEG; Pillow reads the tags of longer ones, which PNG and WebP allow, one by one."""
+"""Maximum size of EXIF data, as in a JPEG; PNG and WebP allow more, whose tags Pillow reads one by one."""
 _MAX_HEADER_BYTES = 2**18
-"""Bytes of an MP4 besides its frames: 64 frames and a soundtrack need some 100 kB."""
+"""Maximum bytes of an MP4 besides its frames: 64 frames and a soundtrack need some 100 kB."""
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _CODECS = frozenset(("h264", "hevc", "av1", "libdav1d", "vp9", "mpeg4", "mjpeg"))
 _SUFFIXES = (".mp4", ".m4v", ".mov")
 _DATA_URI = re.compile(r"data:image/[\w.+-]+(?:;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
-"""Matches any kind of image, such as `image/jpg`, and parameters: the type is read from the file itself."""
+"""Pattern of any image type, such as `image/jpg`, and parameters: the actual type is read from the file itself."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def read_images(groups: Sequence[Sequence[str]], max_pixels: int | None = None) -> list[Frames]:
-    """The images of a request, in groups, each group with images of one size.
+    """Decodes the images of a request, in groups; within a group all images have the same size.
 
     Args:
         groups: base64 texts of PNG, JPEG or WebP files, bare or as `data:image/...;base64,` URIs.
-        max_pixels: images with more are made smaller, keeping their shape; None leaves them.
+        max_pixels: larger images are scaled down, keeping their aspect ratio; None keeps them.
 
     Returns:
         One `[L, H, W, 3]` per group; `[0, 0, 0, 3]` for a group without images.
 
     Raises:
-        Refusal: too many, too large, of another kind, damaged, or of several sizes in one group.
+        Refusal: too many, too large, of another type, corrupt, or of several sizes in one group.
     """
     texts = [text for group in groups for text in group]
     if len(texts) > MAX_IMAGES:
         raise _refuse("pictures", f"a request has at most {MAX_IMAGES} images, got {len(texts)}")
     opened = []
-    for number, text in enumerate(texts, start=1):  # all headers come first: no pixel is decoded of what is too much
+    for number, text in enumerate(texts, start=1):  # all headers first: nothing of too large a request is decoded
         try:
             opened.append(_open_image(text))
-        except Exception as error:  # whatever Pillow says about a damaged file, the file is to blame
+        except Exception as error:  # any error of Pillow's is the fault of a corrupt file
             raise _refuse("picture", f"image {number} of {len(texts)}: {_reason(error)}") from error
-    # sixteen images that are each allowed may still be too much together
+    # sixteen images, each within its limit, may still be too large together
     total = sum(image.width * image.height for image in opened)
     if total > MAX_REQUEST_PIXELS:
         raise _refuse("pictures", f"all images together have at most {MAX_REQUEST_PIXELS:,} pixels, got {total:,}")
@@ -101,20 +100,20 @@ def read_images(groups: Sequence[Sequence[str]], max_pixels: int | None = None) 
 
 
 def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
-    """Evenly spread frames `[L, H, W, 3]` of an MP4 file, the first and the last among them.
+    """Decodes evenly spaced frames `[L, H, W, 3]` of an MP4 file, including the first and the last.
 
     Args:
-        data: the file; it has `MAX_VIDEO_FRAMES` frames at most.
-        num_frames: frames wanted, >= 1; fewer come back where the video is shorter.
-        max_pixels: frames with more are made smaller, keeping their shape; None leaves them.
+        data: content of the file, which has at most `MAX_VIDEO_FRAMES` frames.
+        num_frames: number of frames, >= 1; a shorter video gives fewer.
+        max_pixels: larger frames are scaled down, keeping their aspect ratio; None keeps them.
 
     Raises:
-        Refusal: not such a video, or damaged.
+        Refusal: not such a video, or corrupt.
     """
     try:
-        # all of this is the header's word; not a frame is decoded before it fits
+        # these are the header's claims; nothing is decoded before they are within the limits
         with open_video(io.BytesIO(data), MAX_PIXELS, _MAX_HEADER_BYTES) as (container, stream):
-            # 0 where it does not say, which would make the limit mean nothing
+            # 0 if it does not say, which would disable the limit
             if not 1 <= stream.frames <= MAX_VIDEO_FRAMES:
                 raise _CorruptMedia(f"a video has at most {MAX_VIDEO_FRAMES} frames, it says {stream.frames}")
             if stream.codec_context.name not in _CODECS:
@@ -126,20 +125,20 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
                 raise _CorruptMedia(
                     f"{count} frames of {kept_pixels:,} pixels; a request has {MAX_REQUEST_PIXELS:,} pixels"
                 )
-            # by number and not by time stamps, which a file can set as it likes
+            # by index rather than by time stamps, which a file can set freely
             wanted = set(np.linspace(0, stream.frames - 1, count).round().astype(int).tolist())
-            # frame threads decode ahead of what was asked for, in memory that is not counted
+            # frame threads decode ahead, in memory that is not counted
             stream.thread_type, stream.thread_count = "SLICE", 1
             images = []
             for index, frame in enumerate(container.decode(stream)):
-                # the stream may hold more, and larger ones, than the header said
+                # the stream may contain more frames, and larger ones, than the header claims
                 if index >= MAX_VIDEO_FRAMES or frame.width * frame.height > MAX_PIXELS:
                     raise _CorruptMedia("it holds more than its header says")
                 if index in wanted:
                     images.append(_shrink(Image.fromarray(upright(frame)), max_pixels))
         if not images or len({image.size for image in images}) > 1:
             raise _CorruptMedia("it has no frames, or frames of several sizes")
-    except Exception as error:  # whatever FFmpeg says about a damaged file, the file is to blame
+    except Exception as error:  # any error of FFmpeg's is the fault of a corrupt file
         raise Refusal(
             422,
             "video",
@@ -150,18 +149,18 @@ def read_video(data: bytes, num_frames: int, max_pixels: int | None) -> Frames:
 
 
 class MediaRoot:
-    """The folder that `video_path` may name files of.
+    """Folder from which `video_path` may name files.
 
-    A name is walked one part at a time from an open descriptor of the folder, so that nothing that is swapped
-    underneath, no link and no `..` leads out. Whatever is wrong, the caller reads one and the same refusal: it tells
-    nothing about what is there.
+    A path is walked one part at a time from an open descriptor of the folder, so that neither files swapped meanwhile
+    nor links nor `..` lead out. Every error gives the caller the same refusal, which reveals nothing about the folder's
+    contents.
     """
 
     def __init__(self, root: str) -> None:
-        """Opens the folder; an empty name means that every `video_path` is refused.
+        """Opens the folder; with an empty name every `video_path` is refused.
 
         Raises:
-            MachineError: it is not a folder that can be read.
+            MachineError: it is not a readable folder.
         """
         self._name = root.rstrip("/")
         try:
@@ -173,10 +172,10 @@ class MediaRoot:
             ) from error
 
     def read(self, name: str) -> bytes:
-        """The whole file that `name` means, relative to the root, or absolute and inside it.
+        """Returns the content of the file `name`, relative to the root, or absolute and inside it.
 
         Raises:
-            Refusal: it names no video that this server may read.
+            Refusal: it is not a video that this server may read.
         """
         try:
             parts = name.removeprefix(self._name + "/").split("/")
@@ -195,14 +194,14 @@ class MediaRoot:
                 os.close(folder)
             with open(descriptor, "rb") as stream:
                 found = os.fstat(descriptor)
-                # a plain file of ours that no second name leads to: a hard link could be to a file outside
+                # a regular file with only one name: a hard link could lead to a file outside
                 if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
                     raise ValueError
-                # one byte more than is allowed shows that there are more, whatever the size on disk says
+                # one extra byte shows that the file is too long, whatever its reported size
                 data = stream.read(MAX_VIDEO_BYTES + 1)
             if len(data) > MAX_VIDEO_BYTES or data[4:8] != b"ftyp":
                 raise ValueError
-        except (OSError, ValueError):  # one refusal for all of them: which it was would say what is there
+        except (OSError, ValueError):  # one refusal for all errors: the kind would reveal what exists
             raise Refusal(
                 400,
                 "video_path",
@@ -213,16 +212,16 @@ class MediaRoot:
 
 
 class _CorruptMedia(ValueError):
-    """What is wrong with a file, in words for the caller."""
+    """An error in a file, in words for the caller."""
 
 
 class _CountedFile(io.BytesIO):
-    """A file in memory that may be read only so often: Pillow reads a PNG chunk by chunk, a JPEG marker by marker."""
+    """A file in memory with a limited number of reads: Pillow reads a PNG chunk by chunk, a JPEG marker by marker."""
 
     _num_reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """The next bytes."""
+        """Returns the next bytes."""
         self._num_reads += 1
         if self._num_reads > (_MAX_JPEG_READS if self.getbuffer()[:2] == b"\xff\xd8" else _MAX_READS):
             raise _CorruptMedia("it has too many parts")
@@ -230,8 +229,8 @@ class _CountedFile(io.BytesIO):
 
 
 def _decoded(text: str) -> bytes:
-    """The file that a caller sent as base64; no address is ever followed."""
-    # only the beginning is looked at: the rest is megabytes of base64
+    """Decodes a caller's base64; never fetches a URL."""
+    # only the beginning is matched: the rest is megabytes of base64
     prefix = _DATA_URI.match(text)
     if prefix is None and text[:5].lower() == "data:":
         raise _CorruptMedia("a data URI of an image begins as `data:image/png;base64,`")
@@ -242,14 +241,14 @@ def _decoded(text: str) -> bytes:
         data = binascii.a2b_base64(encoded)
     except ValueError:
         data = b""
-    # The decoder skips what it does not know, so the length shows it, at a third of the time of its strict mode.
+    # The decoder skips unknown characters, so the length shows them, in a third of the time of its strict mode.
     if not data or len(encoded) != 4 * math.ceil(len(data) / 3):
         raise _CorruptMedia("it is no base64")
     return data
 
 
 def _open_image(text: str) -> Image.Image:
-    """One image whose header alone has been read."""
+    """Opens an image, of which only the header is read."""
     data = _decoded(text)
     if data[:4] == b"RIFF":
         _check_chunks(data)
@@ -260,8 +259,8 @@ def _open_image(text: str) -> Image.Image:
     except Image.DecompressionBombError:
         raise _CorruptMedia(f"an image has at most {MAX_PIXELS:,} pixels") from None
     _check_size(*image.size)
-    # only its first frame would be judged, and others could hold any number of pixels; behind a JPEG of a camera (MPO)
-    # stands a preview or a second eye's view, which is not decoded
+    # only its first frame would be judged, and others could have any number of pixels; a camera's JPEG (MPO) also
+    # contains a preview or a second view, which is not decoded
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
         raise _CorruptMedia("it is animated")
     if image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > _MAX_JPEG_SCANS:
@@ -283,7 +282,7 @@ def _check_size(width_px: int, height_px: int) -> None:
 
 
 def _check_chunks(data: bytes) -> None:
-    """Bounds what libwebp parses of a WebP file.
+    """Limits how much of a WebP file libwebp has to parse.
 
     Source: WebP container specification, section "RIFF file format".
     """
@@ -306,7 +305,7 @@ def _shrink(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 
 def _reason(error: Exception) -> str:
-    """Message for the caller: our own words, never a library's."""
+    """Returns a message for the caller in our own words, never a library's."""
     return str(error) if isinstance(error, _CorruptMedia | CorruptVideo) else "it is damaged"
 
 

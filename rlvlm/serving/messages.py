@@ -1,4 +1,4 @@
-"""What callers send and get, typed: unknown fields are errors, and so are values of another type."""
+"""Typed requests and answers: unknown fields are errors, and so are values of another type."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,7 +10,7 @@ from rlvlm.judges.prompts import MAX_GOAL_CHARS
 from rlvlm.serving.media import MAX_IMAGES
 
 MAX_TEXT_CHARS = 16_000
-"""Longest text part of a chat."""
+"""Maximum length of a text part of a chat, characters."""
 
 Goal = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GOAL_CHARS)]
 Picture = Annotated[
@@ -27,13 +27,13 @@ Words = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 
 
 class WireModel(BaseModel):
-    """Base of everything on the wire; answers are made of what the judge gave by the names of its fields."""
+    """Base of all requests and answers; answers are filled from the judge's results by field name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, from_attributes=True)
 
 
 class PreferenceQuestion(WireModel):
-    """Which of two clips is nearer to the goal?"""
+    """The question which of two clips is nearer to the goal."""
 
     goal: Goal
     left: Pictures
@@ -42,20 +42,20 @@ class PreferenceQuestion(WireModel):
 
 
 class PreferenceRequest(PreferenceQuestion):
-    """One comparison."""
+    """A request for one comparison."""
 
     backend: JudgeName | None = Field(None, description="Name of the judge; the server's first if absent.")
 
 
 class PreferenceBatchRequest(WireModel):
-    """Several comparisons, answered in order; all their images count together."""
+    """A request for several comparisons, answered in order; limits apply to all their images together."""
 
     queries: list[PreferenceQuestion] = Field(min_length=1, max_length=MAX_IMAGES // 2)
     backend: JudgeName | None = None
 
 
 class ScoreQuestion(WireModel):
-    """How much of the goal is reached at the end of a clip?"""
+    """The question how much of the goal is reached at the end of a clip."""
 
     goal: Goal
     frames: Pictures
@@ -63,13 +63,13 @@ class ScoreQuestion(WireModel):
 
 
 class ScoreRequest(ScoreQuestion):
-    """One clip."""
+    """A request to score one clip."""
 
     backend: JudgeName | None = None
 
 
 class ScoreBatchRequest(WireModel):
-    """Several clips, answered in order; all their images count together."""
+    """A request to score several clips, answered in order; limits apply to all their images together."""
 
     clips: list[ScoreQuestion] = Field(min_length=1, max_length=MAX_IMAGES)
     backend: JudgeName | None = None
@@ -84,7 +84,7 @@ class Probabilities(WireModel):
 
 
 class StampAnswer(WireModel):
-    """Which judge answered, and how it was asked."""
+    """Identity and settings of the judge that answered."""
 
     judge: str
     revision: str
@@ -97,7 +97,7 @@ class PreferenceAnswer(WireModel):
 
     status: Status
     label: Label | None
-    # a judge gives them by place
+    # a judge returns them by position
     probabilities: Annotated[
         Probabilities | None,
         BeforeValidator(
@@ -110,7 +110,7 @@ class PreferenceAnswer(WireModel):
 
 
 class PreferenceBatchAnswer(WireModel):
-    """One verdict per query, in order."""
+    """Verdicts, one per query, in order."""
 
     answers: list[PreferenceAnswer]
 
@@ -126,20 +126,20 @@ class ScoreAnswer(WireModel):
 
 
 class ScoreBatchAnswer(WireModel):
-    """One score per clip, in order."""
+    """Scores, one per clip, in order."""
 
     answers: list[ScoreAnswer]
 
 
 class TextPart(WireModel):
-    """Words of a turn."""
+    """Text of a turn."""
 
     type: Literal["text"]
     text: Words
 
 
 class ImagePart(WireModel):
-    """An image of a turn."""
+    """Image of a turn."""
 
     type: Literal["image"]
     image: Picture
@@ -167,7 +167,7 @@ class GenerateRequest(WireModel):
 
 
 class GenerateAnswer(WireModel):
-    """What the model wrote."""
+    """The model's reply."""
 
     text: str
     backend: str
@@ -175,19 +175,19 @@ class GenerateAnswer(WireModel):
 
 
 class BackendOptions(WireModel):
-    """What `backend_kwargs` may hold."""
+    """Allowed content of `backend_kwargs`."""
 
     score_mode: Literal["auto", "percentage", "unit"] = "auto"
-    """All three read alike, as in the reference: a number above 1 is a percentage."""
+    """Accepted for compatibility: all three are read alike, as in the reference; a number above 1 is a percentage."""
     prompt_template: Words | None = None
-    """Asks in these words in place of the judge's own; `{task}` or `{task_instruction}` is the task."""
+    """Prompt that replaces the judge's own; `{task}` or `{task_instruction}` is the task."""
     system_prompt: Words | None = None
     user_prompt: Words | None = None
-    """Asks in these words, with the first image before the clip and the last behind it."""
+    """Prompt that replaces the judge's own, with the first image before the clip and the last after it."""
 
 
 class VideoScoreRequest(WireModel):
-    """A video to be scored (the reference systems' route): a name below the media root, or its frames."""
+    """A video to score (the reference systems' route): a file name below the media root, or its frames."""
 
     task_text: Goal
     video_path: Annotated[str, StringConstraints(min_length=1, max_length=1_024)] | None = None
@@ -205,19 +205,19 @@ class VideoScoreRequest(WireModel):
 
 
 class VideoScoreAnswer(WireModel):
-    """The reference's fields, and what it left out. `score` is null unless `status` is ok: nothing is made up."""
+    """The reference's fields, and what it left out. `score` is null unless `status` is ok, never made up."""
 
     score: float | None
     model_output: str
     backend: str
     status: Status
     frames_used: int
-    """Frames that the judge was shown: it may take fewer than `nframes`."""
+    """Number of frames shown to the judge: it may use fewer than `nframes`."""
     latency_s: float
 
 
 class ActRequest(WireModel):
-    """What a policy sees in a turn."""
+    """Observation of a policy in a turn."""
 
     image: Picture
     prompt: Words = Field(description="The words of the turn, as the policy was trained with them.")
@@ -227,34 +227,34 @@ class ActRequest(WireModel):
 
 
 class ActAnswer(WireModel):
-    """What it does. `action` is null where its reply names none of its actions: nothing is made up."""
+    """Action of a policy. `action` is null if its reply names none of its actions, never made up."""
 
     text: str
     action: str | None
     log_prob: float
     """Log-probability of the whole reply, nats."""
     value: float
-    """What its critic expects from here on."""
+    """Value that its critic predicts from here on."""
     is_complete: bool
-    """False where the reply was cut at its longest."""
+    """Whether the reply ended by itself; False if it was cut at the maximum length."""
     seed: int
     policy: str
     latency_s: float
 
 
 class HealthAnswer(WireModel):
-    """Without a token only `status`, which says that the gateway listens."""
+    """Health of the server; without a token only `status`, which says that it listens."""
 
     status: Literal["ok"]
     default_backend: str | None = None
     loaded_backends: list[str] | None = None
-    """Those that answer now."""
+    """Judges and policies that answer now."""
     deploying_backends: list[str] | None = None
-    """Those that do not: still loading, being replaced, or broken."""
+    """Judges and policies that do not answer: still loading, being replaced, or broken."""
 
 
 class ErrorDetail(WireModel):
-    """What went wrong, for programs, for people, and what to do."""
+    """Error code for programs, message for people, and the fix."""
 
     code: str
     message: str
@@ -262,6 +262,6 @@ class ErrorDetail(WireModel):
 
 
 class ErrorAnswer(WireModel):
-    """The body of every answer that is not 200."""
+    """Body of every answer with a status other than 200."""
 
     error: ErrorDetail

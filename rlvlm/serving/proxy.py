@@ -1,9 +1,9 @@
-"""What Serve's own HTTP proxy takes in before any guard of ours sees a request: short headers, and soon.
+"""Limits on Serve's own HTTP proxy, which reads requests before our guard does: short headers, in a short time.
 
-By default the proxy reads headers with httptools, which keeps them however long they get: one endless header, from
-any client, has the process killed. Where the environment of the Ray that Serve runs on has
+By default the proxy reads headers with httptools, which stores them at any length: a single endless header, from any
+client, gets the process killed. If the environment of Serve's Ray has
 RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=rlvlm.serving.proxy.bound_headers, the proxy reads them with h11, which stops
-at 64 KiB. A private Ray has it.
+at 64 KiB. A private Ray has this variable set.
 """
 
 import asyncio
@@ -14,30 +14,30 @@ import uvicorn.config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_S = 10.0
-"""Longest time that a request's headers may take to arrive."""
+"""Maximum time for a request's headers to arrive, seconds."""
 
 
 class HeaderGuard(H11Protocol):
-    """A connection on which headers have 64 KiB and `HEADER_S` seconds, on pain of being closed."""
+    """A connection that is closed if headers exceed 64 KiB or `HEADER_S` seconds."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begins to wait for the first request."""
+        """Starts the timer for the first request."""
         super().connection_made(transport)
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Takes in some bytes; those of another request on this connection may begin the wait anew."""
+        """Receives bytes; if they begin another request on this connection, restarts the timer."""
         super().data_received(data)
-        # between two requests of one connection; a body may take as long as the guard allows
+        # between two requests of a connection; a body may take as long as the guard allows
         if self.conn.their_state is h11.IDLE:
             self._await_headers()
         else:
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leaves no timer behind."""
+        """Cancels the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -52,7 +52,7 @@ class HeaderGuard(H11Protocol):
 
 
 def bound_headers() -> list[Any]:
-    """Has the HTTP server that this process is about to start guard its headers; adds no middleware."""
-    # Serve starts uvicorn by itself and hands over no setting for this; by name it finds ours
+    """Makes the HTTP server that this process is about to start guard its headers; adds no middleware."""
+    # Serve starts uvicorn itself and passes no setting for this; it looks up the protocol by name and finds ours
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{HeaderGuard.__name__}"
     return []

@@ -1,9 +1,9 @@
-"""What every replica of a model has: a thread for the model, a share of a GPU, a health check that sees if it is stuck.
+"""Base of every model's replica: a thread for the model, a share of a GPU, a health check that detects a stuck model.
 
-Ray Serve asks `check_health` once a second, and replaces a replica that failed three times in a row. Whether a model is
-stuck or busy with one long honest batch no clock can tell, so signs of life decide (`Heartbeat`); without them
+Ray Serve calls `check_health` once a second, and replaces a replica that failed three times in a row. No clock can tell
+whether a model is stuck or busy with one long batch, so signs of life decide (`Heartbeat`); without them
 `tests/faults/test_served_judges.py::test_a_stuck_replica_is_replaced` waits for ever. A replica whose event loop is
-blocked, or whose process is stopped, is late with its answer and counts as failed without any help.
+blocked, or whose process is stopped, answers late and counts as failed anyway.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from rlvlm.serving.config import PlacementConfig
 logger = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.5
-"""Between two health checks, and the longest wait for one. The answer never waits for the model."""
+"""Seconds between two health checks, and the maximum wait for one. The answer never waits for the model."""
 FAILED_CHECKS = 3
-"""So many in a row, and Serve replaces the replica."""
+"""Number of consecutive failures after which Serve replaces the replica."""
 START_TIMEOUT_S = 1_800.0
-"""Longest time to load: a big model is read from a slow disk in some minutes."""
+"""Maximum time to load, seconds: a big model takes some minutes from a slow disk."""
 GIB = 1 << 30
 _MAX_STACK = 64
 _MARK = "rlvlm-cause: "
@@ -49,15 +49,15 @@ Model = TypeVar("Model")
 
 
 class Replica:
-    """One copy of a model in a process of its own; the base of the classes that `deployments` puts behind Serve.
+    """A copy of a model in a process of its own; base of the classes that `deployments` puts on Serve.
 
     Args:
-        what: it is, for messages: `judge`.
-        device: that the config asks for.
-        placement: with which resources.
-        section: of the options that place it, for messages: `serve`.
+        what: kind of model, for messages: `judge`.
+        device: device requested by the config.
+        placement: resources of the replica.
+        section: prefix of the options that place it, for messages: `serve`.
         is_elsewhere: whether the model runs in another process, as an engine or behind an API.
-        unavailable: the error of a model that cannot be loaded.
+        unavailable: error for a model that cannot be loaded.
     """
 
     def __init__(
@@ -73,35 +73,35 @@ class Replica:
         self._what, self._placement, self._section, self._unavailable = what, placement, section, unavailable
         self._device = assigned_device(device)
         self._heartbeat = Heartbeat(waits_for_gpu=self._device.startswith("cuda"), is_elsewhere=is_elsewhere)
-        # one: models are not thread-safe, and two batches at once would take twice the memory
+        # a single thread: models are not thread-safe, and two concurrent batches would take twice the memory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=what)
 
     def _load(self, build: Callable[[], Model]) -> Model:
-        """What `build` makes in the model's thread, within the replica's share of the machine.
+        """Runs `build` in the model's thread and returns the model, within the replica's share of the machine.
 
         Raises:
-            RuntimeError: it cannot be loaded, takes too long or does not fit its share of a GPU; the line carries the
-                cause and the fix to callers that wait for the app.
+            RuntimeError: it cannot be loaded, takes too long or exceeds its share of a GPU; the one-line message has
+                the cause and the fix for callers that wait for the app.
         """
 
         def limited() -> Model:
-            # before the model is built: memory that was taken once is not given back
+            # before the model is built: memory once reserved is not returned
             share = self._placement.num_gpus
             limit_share(self._device, share)
             model = build()
-            if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and its replica starts sooner
-                # torch would take every core of the machine, and so would each replica beside it
+            if torch := sys.modules.get("torch"):  # a judge behind an API needs none, and starts sooner without
+                # torch would use every core of the machine, as would each replica beside it
                 torch.set_num_threads(max(1, int(self._placement.num_cpus)))
             check_share(self._device, share, self._what, self._section)
             return model
 
         try:
-            # in the model's thread, which OpenMP's number of threads and CUDA's current device belong to
+            # in the model's thread, because OpenMP's number of threads and CUDA's current device are per thread
             return self._thread.submit(limited).result(START_TIMEOUT_S)
         except (ModelUnavailable, UnsupportedQuestion) as error:
             logger.exception("the %s cannot be loaded", self._what)
             raise marked(self._unavailable(str(error), error.fix)) from error
-        except Exception as error:  # whatever it is, Serve would hide it in a traceback
+        except Exception as error:  # any error: Serve would hide it in a traceback
             logger.exception("the %s cannot be loaded", self._what)
             name, line = type(error).__name__, first_line(error)
             reason = name if line == name else f"{name}: {line}"
@@ -112,7 +112,7 @@ class Replica:
             raise marked(self._unavailable(cause, fix)) from error
 
     async def _run(self, work: Callable[[Any], Model], items: Any) -> Model:
-        """Runs the model in its one thread, so that the event loop stays free for health checks."""
+        """Runs the model in its only thread, so that the event loop stays free for health checks."""
 
         def timed() -> Model:
             with self._heartbeat.working():
@@ -124,27 +124,27 @@ class Replica:
         """Raises if the model is stuck.
 
         Raises:
-            RuntimeError: it shows no sign of life, or one batch takes longer than callers wait.
+            RuntimeError: it shows no sign of life, or a batch takes longer than callers wait.
         """
         placement = self._placement
         seconds = {"stall_s": placement.stall_s, "deadline_s": placement.timeout_s}
         if reason := self._heartbeat.stuck(**seconds, section=self._section):
             logger.error("this replica is stuck: %s", reason)
-            # Serve kills the process in a moment; this is the only trace of where it hung
+            # Serve is about to kill the process; this is the only trace of where it was stuck
             faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
             raise RuntimeError(reason)
 
 
 class Heartbeat:
-    """Signs of life of the one thread that runs the model, looked at by each health check.
+    """Signs of life of the model's thread, checked by each health check.
 
-    - CPU time: on a CPU a thread that computes uses some between any two looks, one that sleeps, waits for a lock or
-      for a pipe uses none. A thread that waits for a GPU may spin, so there it says nothing.
+    - CPU time: on a CPU a computing thread uses some between any two checks, while one that sleeps, or waits for a
+      lock or a pipe, uses none. A thread waiting for a GPU may spin, so there it says nothing.
     - finished layers: on a GPU every module that returns counts; a hung kernel fills the launch queue and stops them.
-    - the stack: moved on since the last look, as when images are decoded.
+    - the stack: changed since the last check, as while decoding images.
 
-    A model that runs elsewhere shows none of these while it is well; for it only the deadline counts. Silence is
-    counted in looks, not seconds: a starved or stopped process looks less often too.
+    A model that runs elsewhere shows none of these even when healthy; for it only the deadline counts. Silence is
+    counted in checks, not seconds: a starved or stopped process checks less often too.
 
     Args:
         waits_for_gpu: whether the model runs on a GPU of this process.
@@ -170,13 +170,13 @@ class Heartbeat:
 
     @property
     def busy_since(self) -> float | None:
-        """When the oldest batch or question at work was begun, monotonic; None while there is none."""
-        # dicts keep their order, so the first one is the oldest; a copy, since other threads change it
+        """Monotonic time at which the oldest running batch or question began; None if there is none."""
+        # dicts keep their order, so the first one is the oldest; a copy, because other threads change it
         return next(iter(list(self._begun.values())), None)
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Around one batch, in the model's thread."""
+        """Returns context of one batch, in the model's thread."""
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._num_batches += 1
@@ -185,7 +185,7 @@ class Heartbeat:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around one question to a model that runs elsewhere; any number of them may be under way."""
+        """Returns context of one question to a model that runs elsewhere; any number may be open at once."""
         ticket = object()
         self._begun[ticket] = time.monotonic()
         try:
@@ -195,7 +195,7 @@ class Heartbeat:
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
-        """Around a wait of the model's thread for bytes from elsewhere: meanwhile only the deadline counts."""
+        """Returns context in which the model's thread waits for bytes from elsewhere: only the deadline counts."""
         self._is_fetching = True
         try:
             yield
@@ -203,22 +203,22 @@ class Heartbeat:
             self._is_fetching = False
 
     def stuck(self, *, stall_s: float, deadline_s: float, section: str = "serve") -> str | None:
-        """One look: why the model is stuck, None while there is hope.
+        """Makes one check: returns why the model counts as stuck, or None.
 
         Args:
-            stall_s: silence after which Serve is to replace the replica, which takes `FAILED_CHECKS` looks.
-            deadline_s: longest batch, however lively: callers have given up by then.
-            section: of the options that set the two, for the message.
+            stall_s: silence after which Serve should replace the replica, seconds; it takes `FAILED_CHECKS` checks.
+            deadline_s: maximum duration of a batch, even with signs of life: callers have given up by then.
+            section: prefix of the options that set the two, for the message.
         """
         busy_since = self.busy_since
         if busy_since is None:
             self._num_silent = 0
             return None
         busy_s = time.monotonic() - busy_since
-        # a model may be lively for ever, e.g. in a loop of its own; no caller waits for the answer any more
+        # a model may show life for ever, e.g. in an endless loop; no caller waits for the answer any more
         if busy_s > deadline_s:
             return f"one batch has taken {busy_s:.0f} s, callers wait {deadline_s:.0f} s (--{section}.timeout-s)"
-        # waiting for an engine's process, for an API or for weights looks the same as being stuck
+        # waiting for an engine's process, an API or weights looks the same as being stuck
         if self._is_elsewhere or self._is_fetching or self._clock is None:
             self._num_silent = 0
             return None
@@ -226,10 +226,10 @@ class Heartbeat:
             now = self._num_batches, self._num_layers, *_stack(self._thread)
         else:
             now = self._num_batches, time.clock_gettime_ns(self._clock)
-        # any change at all is a sign of life; how much of it does not matter
+        # any change at all is a sign of life
         self._num_silent = self._num_silent + 1 if now == self._last else 0
         self._last = now
-        # Serve replaces after `FAILED_CHECKS` failures in a row, so the first comes as many looks before the time is up
+        # Serve replaces after `FAILED_CHECKS` consecutive failures, so the first comes as many checks early
         if self._num_silent < max(1, round(stall_s / HEALTH_PERIOD_S) - FAILED_CHECKS + 1):
             return None
         return (
@@ -239,7 +239,7 @@ class Heartbeat:
 
 
 def _stack(thread: int) -> Iterator[tuple[int, int]]:
-    """Where a thread stands: its innermost frames and the instruction each is at."""
+    """Yields the innermost frames of a thread and the instruction that each is at."""
     frame = sys._current_frames().get(thread)
     for _ in range(_MAX_STACK):
         if frame is None:
@@ -249,10 +249,10 @@ def _stack(thread: int) -> Iterator[tuple[int, int]]:
 
 
 def assigned_device(device: str) -> str:
-    """Where a replica's model lies: on the GPU that Ray assigned to this process, even where `device` is `cpu`, which
-    then is meant for the run's own process; else on the CPU.
+    """Returns a replica's device: the GPU that Ray assigned to this process, even if `device` is `cpu`, which then
+    is meant for the run's own process; else the CPU.
 
-    Ray leaves every GPU visible to a process that asked for none (ray#54868), so visibility decides nothing.
+    Ray leaves every GPU visible to a process that requested none (ray#54868), so visibility proves nothing.
     """
     if ray.is_initialized() and ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         import torch
@@ -263,9 +263,9 @@ def assigned_device(device: str) -> str:
 
 
 def limit_share(device: str, share: float) -> None:
-    """Lets torch reserve no more than `share` of the GPU's memory; a whole GPU or none sets no limit.
+    """Limits torch to `share` of the GPU's memory; a whole GPU or none sets no limit.
 
-    Ray's `num_gpus: 0.5` is bookkeeping alone, so a model that takes more would starve its neighbour.
+    Ray's `num_gpus: 0.5` is only bookkeeping, so a model that takes more would starve its neighbour.
     """
     if device.startswith("cuda") and 0 < share < 1:
         import torch
@@ -274,7 +274,7 @@ def limit_share(device: str, share: float) -> None:
 
 
 def measured(device: str) -> tuple[int, int] | None:
-    """The most GPU memory that torch has reserved here so far, and the GPU's, in bytes; None on a CPU."""
+    """Returns the maximum GPU memory that torch has reserved here, and the GPU's total, bytes; None on a CPU."""
     if not device.startswith("cuda"):
         return None
     import torch
@@ -283,13 +283,13 @@ def measured(device: str) -> tuple[int, int] | None:
 
 
 def check_share(device: str, share: float, what: str, section: str) -> None:
-    """Checks that the loaded and once asked model holds no more than its share; 0 and 1 set no limit.
+    """Checks that the model, loaded and asked once, stays within its share; 0 and 1 set no limit.
 
-    The CUDA context of each process, some hundred MB, comes on top and is in no process's share. `what` the model is
-    names the section of its own options too; `section` is that of the options that place it.
+    Each process's CUDA context, some hundred MB, comes on top and is in no process's share. `what` names the kind of
+    model and its own options' section; `section` is that of the options that place it.
 
     Raises:
-        ModelUnavailable: it holds more.
+        ModelUnavailable: it uses more.
     """
     peak, total = measured(device) or (0, 1)
     if 0 < share < 1 and peak > share * total:
@@ -301,19 +301,19 @@ def check_share(device: str, share: float, what: str, section: str) -> None:
 
 
 def marked(cause: ModelUnavailable | MachineError) -> RuntimeError:
-    """An error for Serve to show: it keeps a constructor's error only as text, so cause and fix are one marked line."""
+    """Encodes an error for Serve, which keeps only the text of a constructor's error: cause and fix in one line."""
     return RuntimeError(_MARK + json.dumps([type(cause).__name__, str(cause), cause.fix]))
 
 
 def cause_of(status: ApplicationStatusOverview) -> RunError | None:
-    """What the app itself says is wrong, or what Serve says once it gave up; None while there is still hope.
+    """Returns the error that the app reports, or Serve's once it gave up; None if it may still succeed.
 
-    A cause that the app itself names is final, so Serve's further tries are not waited for.
+    An error that the app itself reports is final, so Serve's further tries are not waited for.
     """
     # a deployment's message is closer to the cause than the app's, which only says that a deployment failed
     messages = [deployment.message for deployment in status.deployments.values()] + [status.message]
     for message in messages:
-        # somewhere in a traceback of Ray's, so it is searched for
+        # somewhere in one of Ray's tracebacks, so it is searched for
         if found := re.search(re.escape(_MARK) + r"(\[.*\])", message):
             kind, what, fix = json.loads(found[1])
             return _KINDS[kind](what, fix)
