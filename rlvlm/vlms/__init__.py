@@ -2,4 +2,4 @@
 
 import logging
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on import it warns of a kernel that is not used here
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns on import of a kernel that is not used here

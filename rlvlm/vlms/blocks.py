@@ -1,6 +1,6 @@
-"""The transformer blocks of a network, whatever its family: computed a second time in the backward pass to save memory.
+"""Activation checkpointing: recomputes a network's transformer blocks in the backward pass to save memory.
 
-Source: Chen et al. 2016, arXiv:1604.06174 (gradient checkpointing). Policies use it, and what shards them.
+Source: Chen et al. 2016, arXiv:1604.06174 (gradient checkpointing). Used by policies and by their sharding.
 """
 
 from functools import partial
@@ -11,33 +11,33 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 LARGE = 500_000_000
-"""Parameters from which on activations, and not time, are what there is too little of."""
+"""Number of parameters above which activations are checkpointed by default: memory, not time, is the limit."""
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The blocks of `network`, of its language model and its image encoders: members of its outermost module lists."""
+    """Returns the blocks of `network`, of its language model and image encoders: its outermost module lists."""
     blocks: list[nn.Module] = []
     for child in network.children():
-        # by structure and not by name: every family calls its list of blocks something else
+        # by structure, not by name: every family names its list of blocks differently
         blocks += list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
     return blocks
 
 
 def recompute_blocks(network: nn.Module, wanted: bool | None) -> bool:
-    """Has every block of `network` keep its inputs alone for the backward pass; returns whether it does from now on.
+    """Makes every block of `network` keep only its inputs for the backward pass; returns whether it does so now.
 
-    Loss and gradients stay the same, a backward pass takes the time of a forward pass longer, and what learns nothing
-    (sampling, evaluations, the reference) is left as it was.
+    Loss and gradients stay the same, a backward pass takes longer by one forward pass, and forward passes without
+    gradients (sampling, evaluations, the reference) are unchanged.
 
     Args:
         network: changed in place.
-        wanted: None means yes where it has 500 million parameters or more.
+        wanted: None means yes if it has 500 million parameters or more.
     """
     if wanted is None:
         wanted = sum(parameter.numel() for parameter in network.parameters()) >= LARGE
     if wanted:
         for block in blocks_of(network):
-            # On the block itself, so that names of weights stay; transformers' own switch needs training mode, in
+            # On the block itself, so that weights keep their names; transformers' own switch needs training mode, in
             # which a policy would drop out activations and lose its cache of keys and values.
             block.forward = partial(_recomputed, block)
     return wanted

@@ -1,4 +1,4 @@
-"""Which chat VLM runs, and how; imports nothing heavy so that the command line starts at once."""
+"""Settings of a chat VLM; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -7,26 +7,26 @@ from urllib.parse import urlsplit
 from rlvlm.core.checks import check_interval, check_least, check_positive
 
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
-"""Files that are fetched of a hub model: no pickles, no code."""
+"""Patterns of the files fetched from a hub model: no pickles, no code."""
 
 _VLLM_PYTHON = ".envs/vllm/bin/python"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VLMConfig:
-    """A model with its weights. A config that adds to it, such as a judge's, inherits these fields, so that none is
-    listed twice and every engine takes it as it is.
+    """A model and how to run it. Configs that add to it, such as a judge's, inherit these fields, so that none is
+    listed twice and every engine accepts them.
     """
 
     section: ClassVar[str] = "vlm"
-    """Where these fields stand on the command line, for messages: `--vlm.model`."""
+    """Prefix of these fields on the command line, for messages: `--vlm.model`."""
 
     model: str = ""
-    """Hub name or local folder of the weights."""
+    """Hub name or local folder of the model."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     adapter: str = ""
-    """Folder of a LoRA adapter in PEFT's format; empty takes the model as it is."""
+    """Folder of a LoRA adapter in PEFT's format; empty: no adapter."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4: 4-bit weights through bitsandbytes."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -34,11 +34,11 @@ class VLMConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
-    """How attention is computed; auto leaves it to transformers."""
+    """Implementation of attention; auto leaves it to transformers."""
     min_pixels: int = 0
-    """Lower bound of pixels per image inside the processor; 0 takes the model's own."""
+    """Minimum pixels per image after the processor's resizing; 0 takes the model's own."""
     max_pixels: int = 0
-    """Upper bound on the same pixels; 0 takes the model's own."""
+    """Maximum pixels per image after the processor's resizing; 0 takes the model's own."""
     seed: int = 0
     """Seed of sampling and of random weights."""
 
@@ -52,37 +52,37 @@ class VLMConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiConfig:
-    """A model behind an HTTP API: engines openai and gemini."""
+    """Settings of a model behind an HTTP API: engines openai and gemini."""
 
     section: ClassVar[str] = "judge.api"
-    """Where these fields stand on the command line, for messages. Judges were the first to have them."""
+    """Prefix of these fields on the command line, for messages; judges' by default."""
 
     base_url: str = ""
-    """Root of an OpenAI-compatible server, e.g. `http://127.0.0.1:8000/v1`; empty takes the provider's own."""
+    """Root URL of an OpenAI-compatible server, e.g. `http://127.0.0.1:8000/v1`; empty takes the provider's own."""
     key_file: str = ""
-    """File that holds the key, readable by its owner alone (mode 0600)."""
+    """File with the API key, readable only by its owner (mode 0600)."""
     key_env: str = ""
-    """Name of the environment variable that holds the key, where there is no key_file; empty takes the provider's
-    usual name, and with a base_url none: a provider's key is not sent to other servers."""
+    """Environment variable with the key, if there is no key_file; empty takes the provider's usual name, or none if
+    base_url is set: a provider's key is not sent to other servers."""
     concurrency: int = 16
-    """Questions under way at once, >= 1."""
+    """Maximum number of concurrent questions, >= 1."""
     timeout_s: float = 60.0
-    """Longest wait for one request's answer, in seconds."""
+    """Maximum wait for one request's answer, seconds."""
     deadline_s: float = 100.0
-    """Longest time for one question, tries and pauses included, in seconds."""
+    """Maximum time for one question, including retries and pauses, seconds."""
     retries: int = 4
     """Tries after the first, >= 0."""
     max_requests: int = 0
-    """Requests that may be sent, tries included; 0 sets no limit."""
+    """Maximum number of requests, including retries; 0: no limit."""
     max_cost_usd: float = 0.0
-    """Maximum cost, by the prices below; 0 sets no limit."""
+    """Maximum cost, by the prices below, US dollars; 0: no limit."""
     usd_per_million_input: float = 0.0
-    """Price of a million input tokens."""
+    """Price of a million input tokens, US dollars."""
     usd_per_million_output: float = 0.0
-    """Price of a million output tokens."""
+    """Price of a million output tokens, US dollars."""
     ledger: str = ""
-    """File in which requests and spending are counted, so that both caps hold across replicas and restarts; empty
-    counts within one process."""
+    """File that counts requests and spending, so that both limits hold across replicas and restarts; empty counts
+    within one process."""
 
     def __post_init__(self) -> None:
         check_least(self, self.section, 1, "concurrency")
@@ -93,11 +93,11 @@ class ApiConfig:
             raise ValueError(
                 f"{self.section}.max_cost_usd needs prices: set {self.section}.usd_per_million_input and _output"
             )
-        # each of these words may be a key or a password in the wrong place: no message repeats one
+        # each of these values may be a misplaced key or password: no message repeats one
         try:
             parts = urlsplit(self.base_url)
             _ = parts.port
-        except ValueError:  # half an IPv6 address, or a port beyond 65535
+        except ValueError:  # an incomplete IPv6 address, or a port above 65535
             parts = urlsplit("")
         if self.base_url and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError(f"{self.section}.base_url must look like https://host/v1 or http://host:8000/v1")
@@ -111,30 +111,30 @@ class ApiConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """An inference engine in an environment of its own: vllm."""
+    """Settings of an inference engine in an environment of its own: vllm."""
 
     section: ClassVar[str] = "judge.engine"
-    """Where these fields stand on the command line, for messages. Judges were the first to have them."""
+    """Prefix of these fields on the command line, for messages; judges' by default."""
 
     python: str = ""
-    """Interpreter of the environment that holds vLLM; empty takes `.envs/vllm/bin/python` under the working folder,
-    where `make vllm` builds it. The model's replica runs there."""
+    """Python interpreter of the environment with vLLM, in which the model's replica runs; empty takes
+    `.envs/vllm/bin/python` below the working folder, where `make vllm` builds it."""
     tensor_parallel: int = 1
-    """GPUs that one copy of the model is spread over, >= 1."""
+    """GPUs over which one copy of the model is spread, >= 1."""
     memory_share: float = 0.9
-    """Share of a GPU's memory that the engine takes for weights and key-value cache, in (0, 1]."""
+    """Share of a GPU's memory for weights and key-value cache, in (0, 1]."""
     cache_gib: float = 1.0
-    """Key-value cache on a CPU, in GiB, > 0 and rounded up; a GPU's follows from memory_share."""
+    """Size of the key-value cache on a CPU, GiB, > 0, rounded up; on a GPU it follows from memory_share."""
     max_tokens: int = 0
-    """Longest chat and answer together, in tokens; 0 takes the model's own."""
+    """Maximum length of chat and answer together, tokens; 0 takes the model's own."""
     prefix_caching: bool = True
-    """Keep the computed start of a chat for the next one that begins alike."""
+    """Whether to keep the computed start of a chat for the next one that begins alike."""
     structured: bool = True
-    """Hold a reply to its choices where there are some, such as the label turn of judge.prompt two_stage."""
+    """Whether to restrict a reply to its choices if it has any, such as the label turn of judge.prompt two_stage."""
     eager: bool = False
-    """Skip compilation: starts sooner, answers slower."""
+    """Whether to skip compilation: starts sooner, answers slower."""
     max_lora_rank: int = 64
-    """Largest rank of judge.adapter, >= 1."""
+    """Maximum rank of judge.adapter, >= 1."""
 
     @property
     def interpreter(self) -> str:

@@ -1,4 +1,4 @@
-"""On which device a network computes, and how precisely: what `auto` means for judges, policies and learners alike."""
+"""Device and precision of a network: the meaning of `auto` for judges, policies and learners alike."""
 
 import logging
 import os
@@ -19,18 +19,18 @@ _ASSIGNS = {
     "policy.openvla": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
     "policy.lerobot": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
 }
-"""Which setting makes Ray assign a GPU to the processes that compute a section's network outside of the run's own."""
+"""By section of the command line, the setting that makes Ray assign a GPU to processes beside the run's own."""
 
 
 _ALLOCATOR, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 _given: tuple[int | None, bool] | None = None
-"""The GPU that Ray has given this process, as torch counts those that it sees, None for a CPU; and whether settings say
-nothing against it. None: nothing was decided, as in a command without Ray."""
+"""GPU that Ray assigned to this process, as torch's index of visible ones, None for a CPU; and whether it applies
+unless a setting contradicts. None: nothing was decided, as in a command without Ray."""
 
 
 @contextmanager
 def own_gpu(index: int | None) -> Iterator[None]:
-    """While the context is open `auto` and `cuda` mean the GPU of that number here; None: `auto` means the CPU."""
+    """Makes `auto` and `cuda` mean the GPU of that index while the context is open; None: `auto` means the CPU."""
     global _given  # noqa: PLW0603 - a process has one, and what loads a network knows of no run
     before, _given = _given, (index, False)
     try:
@@ -40,28 +40,28 @@ def own_gpu(index: int | None) -> Iterator[None]:
 
 
 def use_expandable_segments() -> None:
-    """Has torch's allocator in this process grow its segments instead of adding others, unless the user has set it up.
+    """Makes torch's allocator in this process grow its segments rather than add others, unless the user configured it.
 
-    Passes of unlike sizes otherwise leave gaps in which nothing fits: 3.6 to 4.4 GiB of a policy of 3 billion. Called
-    before CUDA is first used here. Processes that are started later inherit it; vLLM, whose sleep needs segments of its
-    own, takes it back (`vlms.engines.vllm`).
+    Otherwise passes of different sizes leave unusable gaps: 3.6 to 4.4 GiB for a policy of 3 billion. Must be called
+    before CUDA is first used here. Child processes inherit it; vLLM, whose sleep needs segments of its own, reverts it
+    (`vlms.engines.vllm`).
     """
     if not {_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ[_ALLOCATOR] = _EXPANDABLE
 
 
 def use_own_segments() -> None:
-    """Takes `use_expandable_segments` back."""
+    """Reverts `use_expandable_segments`."""
     if os.environ.get(_ALLOCATOR) == _EXPANDABLE:
         del os.environ[_ALLOCATOR]
 
 
 def follow_ray(gpus: Sequence[str]) -> None:
-    """Has every network of this process, one of Ray's workers, lie on the GPU that Ray gave it, or on the CPU: a
-    `device` setting says where the run's own process computes. Where that was decided already, nothing changes.
+    """Places every network of this process, a Ray worker, on the GPU that Ray assigned to it, or on the CPU: `device`
+    settings concern the run's own process. Does nothing if that was decided already.
 
     Args:
-        gpus: ids of the GPUs that Ray has given it.
+        gpus: ids of the GPUs that Ray assigned to it.
     """
     global _given  # noqa: PLW0603 - as above
     if gpus:
@@ -71,19 +71,19 @@ def follow_ray(gpus: Sequence[str]) -> None:
 
 
 def pick_device(device: str, section: str) -> torch.device:
-    """The device that a `device` setting means.
+    """Returns the device for a `device` setting.
 
-    In a run's own process both `auto` and `cuda` mean the GPU that Ray has set aside for it (`own_gpu`), and in a
-    worker of Ray's every setting means the one that it was given (`follow_ray`). Elsewhere `auto` takes a GPU only
-    where one was assigned through CUDA_VISIBLE_DEVICES, as SLURM does: a GPU that is merely visible may be somebody
-    else's. Inside Ray Serve the deployment resolves the setting itself, by Ray's bookkeeping.
+    In a run's own process both `auto` and `cuda` mean the GPU that Ray reserved for it (`own_gpu`), and in a Ray worker
+    every setting means the GPU assigned to it (`follow_ray`). Elsewhere `auto` takes a GPU only if one was assigned
+    through CUDA_VISIBLE_DEVICES, as SLURM does: a GPU that is merely visible may be another user's. Inside Ray Serve
+    the deployment resolves the setting itself, by Ray's bookkeeping.
 
     Args:
         device: auto, cpu, cuda or cuda:N.
-        section: where the setting stands on the command line, e.g. `judge`.
+        section: prefix of the setting on the command line, e.g. `judge`.
 
     Raises:
-        ModelUnavailable: a GPU is named and torch sees none, or the name is no device.
+        ModelUnavailable: a GPU is named but torch sees none, or the name is not a device.
     """
     has_cuda = torch.cuda.is_available()
     if _given is not None:
@@ -93,7 +93,7 @@ def pick_device(device: str, section: str) -> torch.device:
         if device == "auto" or (is_all and index is None):
             return torch.device("cpu")
     if device == "auto":
-        # Ray and SLURM both say so by this variable; -1 is how people hide all GPUs
+        # Ray and SLURM assign GPUs through this variable; people hide all GPUs by -1
         is_assigned = os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
         if has_cuda and not is_assigned:
             logger.warning("a GPU is visible but not assigned to this process; --%s.device cuda takes it", section)
@@ -121,12 +121,12 @@ def repeatable(device: torch.device, is_asked_for: bool) -> Iterator[None]:
     kernels that the first ones came from. Sampling needs nothing of the kind, and calls what has no such form.
 
     Raises:
-        RuntimeError: torch has no such form of an operation on a GPU; it names it.
+        RuntimeError: an operation has no deterministic form on a GPU; the message names it.
     """
     if device.type != "cuda" or not is_asked_for:
         yield
         return
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch insists on it; what RLlib writes here it does not read
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch requires it; RLlib's own setting of it has no effect here
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -135,18 +135,18 @@ def repeatable(device: torch.device, is_asked_for: bool) -> Iterator[None]:
 
 
 def free_gpu() -> None:
-    """Gives back what torch holds of this process's GPU without using it."""
+    """Releases GPU memory that torch reserved in this process without using it."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def visible_gpus() -> list[str]:
-    """Ids of the GPUs that this process may see, in torch's order; none where nothing says so, and it sees them all."""
+    """Returns the ids of the GPUs visible to this process, in torch's order; empty if unrestricted."""
     return [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
 
 
 def gpu_id(device: torch.device) -> str:
-    """The id of a GPU that torch calls `device` here, as CUDA_VISIBLE_DEVICES has it; empty for a CPU."""
+    """Returns the id of torch's GPU `device`, as in CUDA_VISIBLE_DEVICES; empty for a CPU."""
     if device.type != "cuda":
         return ""
     seen, number = visible_gpus(), device.index or 0
@@ -154,14 +154,14 @@ def gpu_id(device: torch.device) -> str:
 
 
 def torch_device(gpu: str) -> str:
-    """Torch's name of the GPU of that id here; the CPU for none."""
+    """Returns torch's name of the GPU with that id; the CPU if empty."""
     seen = visible_gpus()
-    # Ray counts GPUs by the node, torch by what this process may see
+    # Ray counts GPUs by node, torch by visibility to this process
     return f"cuda:{seen.index(gpu) if gpu in seen else int(gpu)}" if gpu else "cpu"
 
 
 def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:
-    """The tensors of `inputs` by name, on the model's device and in its precision; numbers of tokens stay whole."""
+    """Returns the tensors of `inputs` by name, on the model's device and in its precision; token ids stay integers."""
     return {
         name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in inputs.items()
@@ -169,19 +169,19 @@ def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As it stands in stamps, e.g. `float32`."""
+    """Returns the name used in stamps, e.g. `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def gpu_memory() -> int | None:
-    """Memory of the smallest GPU that torch sees here, in bytes; None where it sees none."""
+    """Returns the memory of the smallest GPU visible to torch, bytes; None if there is none."""
     if not torch.cuda.is_available():
         return None
     return min(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The precision that `VLMConfig.dtype` means: `auto` is bfloat16 on a GPU, float32 elsewhere."""
-    # most CPUs compute bfloat16 more slowly than float32, and have the memory
+    """Returns the precision for `VLMConfig.dtype`: `auto` is bfloat16 on a GPU, float32 elsewhere."""
+    # most CPUs are slower in bfloat16 than in float32, and have the memory
     named = {"bfloat16": torch.bfloat16, "float32": torch.float32}
     return named.get(dtype, torch.bfloat16 if device.type == "cuda" else torch.float32)

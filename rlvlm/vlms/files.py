@@ -15,15 +15,15 @@ _DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
 
 
 def locate(model: str, revision: str, section: str = "vlm") -> tuple[Path, str]:
-    """The folder with a model's files and what identifies them: a hub commit, or a digest of a local folder.
+    """Returns the folder with a model's files and their identity: a hub commit, or a digest of a local folder.
 
     Args:
         model: hub name or folder.
         revision: commit of a hub model; empty takes the newest.
-        section: of the command line, for messages.
+        section: section of the command line, for messages.
 
     Raises:
-        ModelUnavailable: nothing of that name is on the disk, and the hub has it not or cannot be reached.
+        ModelUnavailable: there is no such model on disk, and the hub does not have it or cannot be reached.
     """
     folder = Path(model).expanduser()
     if model and folder.is_dir():
@@ -33,16 +33,16 @@ def locate(model: str, revision: str, section: str = "vlm") -> tuple[Path, str]:
 
 
 def fetched(model: str, revision: str, patterns: Sequence[str], section: str = "vlm") -> Path:
-    """The folder of a hub model with those of its files that fit one of `patterns`; what is missing is fetched.
+    """Returns the folder of a hub model with its files that match one of `patterns`; missing ones are fetched.
 
     Args:
         model: hub name.
         revision: commit; empty takes the newest.
-        patterns: of names of files.
-        section: of the command line, for messages.
+        patterns: patterns of file names.
+        section: section of the command line, for messages.
 
     Raises:
-        ModelUnavailable: as of `locate`.
+        ModelUnavailable: see `locate`.
     """
     folder = Path(model).expanduser()
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
@@ -64,7 +64,7 @@ def fetched(model: str, revision: str, patterns: Sequence[str], section: str = "
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 of a model folder: all of a small model, 16 MiB spread over each file of a big one.
+    """Returns the SHA-256 of a model folder: of all of a small model, of 16 MiB spread over each file of a big one.
 
     Raises:
         ModelUnavailable: a file cannot be read.
@@ -75,7 +75,7 @@ def folder_digest(folder: Path) -> str:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 digest.update(f"{path.name} {size}\n".encode())
-                # gigabytes take minutes to hash; other weights differ everywhere, so samples show them
+                # gigabytes take minutes to hash; other weights differ everywhere, so samples suffice
                 for start in range(0, size, max(_DIGEST_BYTES, size // _DIGEST_CHUNKS)):
                     file.seek(start)
                     digest.update(file.read(_DIGEST_BYTES))

@@ -1,9 +1,9 @@
-"""Image processing of the Qwen-VL line, without the detours: `process` and `flatten_patch_embedding`.
+"""Fast image processing for the Qwen-VL line: `process` and `flatten_patch_embedding`.
 
-The image processor: the same pixels to the bit, in a third of the time.
-`transformers` turns every image into floating point, to channels first, to Pillow and back; here an image goes to
-Pillow as it is, is cut into patches while it is still bytes, and each byte is then looked up in a table of what the
-processor makes of it. Used by `processors`; `tests/vlms/test_image_patches.py` holds it to the original.
+The image processor gives the same pixels to the bit, in a third of the time. `transformers` converts every image to
+floating point, to channels first, to Pillow and back; here an image goes to Pillow directly, is cut into patches while
+it is still bytes, and each byte is then looked up in a table of the processor's output. Used by `processors`;
+`tests/vlms/test_image_patches.py` compares it with the original.
 """
 
 import sys
@@ -18,28 +18,28 @@ from torch import nn
 
 
 def can_replace(image_processor: Any) -> bool:
-    """Whether `image_processor` does what `process` does: resize, rescale, normalise, cut into patches."""
+    """Returns whether `process` can replace `image_processor`: it resizes, rescales, normalises, cuts into patches."""
     return type(image_processor).__name__ == "Qwen2VLImageProcessorPil" and bool(
         image_processor.do_resize and image_processor.do_rescale and image_processor.do_normalize
     )
 
 
 def process(images: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[str, torch.Tensor]:
-    """The same as `image_processor(images=images)`.
+    """Returns processes images as `image_processor(images=images)` does.
 
     Args:
         images: each [H, W, 3] uint8.
-        image_processor: a `Qwen2VLImageProcessorPil`; its settings are read, and what it makes of each byte.
+        image_processor: a `Qwen2VLImageProcessorPil`, from which settings and the value of each byte are read.
 
     Returns:
-        `pixel_values` [N, 3 x T x P x P] float32, one row per patch (T times the same image, P the patch's side), and
-        `image_grid_thw` [images, 3], the patches of each image in time, height and width.
+        `pixel_values` [N, 3 x T x P x P] float32, one row per patch (T copies of the image, P the patch's side), and
+        `image_grid_thw` [images, 3], the number of patches of each image in time, height and width.
     """
     table = _table(image_processor)
     resized = [resize(image, image_processor) for image in images]
     grids = [[1, *(side // image_processor.patch_size for side in image.shape[:2])] for image in resized]
     rows = np.concatenate([_cut(image, image_processor) for image in resized])  # [N, 3, P x P] uint8
-    # a still is T equal moments; 256 look-ups per channel in place of arithmetic on every pixel
+    # a still image is T equal frames; 256 look-ups per channel replace arithmetic on every pixel
     values = np.empty((len(rows), 3, image_processor.temporal_patch_size, rows.shape[-1]), np.float32)
     for channel in range(3):
         values[:, channel] = table[channel][rows[:, channel]][:, None]
@@ -47,8 +47,8 @@ def process(images: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[s
 
 
 def _table(image_processor: Any) -> NDArray[np.float32]:
-    """[3, 256]: what rescaling and normalising make of each byte of each channel."""
-    # by the processor's own functions: whatever they round, the table has rounded too
+    """Returns [3, 256], the rescaled and normalised value of each byte of each channel."""
+    # computed by the processor's own functions, so that the table has the same rounding
     every = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (3, 256, 1))
     scaled = image_processor.rescale(every, image_processor.rescale_factor)
     normal = image_processor.normalize(scaled, image_processor.image_mean, image_processor.image_std)
@@ -56,12 +56,12 @@ def _table(image_processor: Any) -> NDArray[np.float32]:
 
 
 def resize(image: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8]:
-    """[H', W', 3] with sides that are whole numbers of merged patches and an area within the processor's bounds.
+    """Returns [H', W', 3] with sides that are multiples of a merged patch and an area within the processor's bounds.
 
-    An image of this size comes back as it is, so that resizing early and again later is resizing once.
+    An image of such a size is returned unchanged, so that resizing twice equals resizing once.
     """
     size = image_processor.size
-    smart_resize = sys.modules[type(image_processor).__module__].smart_resize  # its own, of this transformers
+    smart_resize = sys.modules[type(image_processor).__module__].smart_resize  # from this version of transformers
     height, width = smart_resize(
         *image.shape[:2],
         factor=image_processor.patch_size * image_processor.merge_size,
@@ -74,22 +74,23 @@ def resize(image: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8]:
 
 
 def _cut(image: NDArray[np.uint8], image_processor: Any) -> NDArray[np.uint8]:
-    """[patches, 3, P x P], the patches that are merged later beside one another."""
+    """Returns [patches, 3, P x P], with patches adjacent that are merged later."""
     side, merge = image_processor.patch_size, image_processor.merge_size
     tall, wide = (length // side for length in image.shape[:2])
-    # rows and columns of merged patches first, then the patches within each, as the encoder merges them
+    # order: rows and columns of merged patches, then the patches within each, as the encoder merges them
     blocks = image.reshape(tall // merge, merge, side, wide // merge, merge, side, 3)
     return blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(tall * wide, 3, side * side)
 
 
-# --- the first layer of the image encoder, as the matrix product that it is -------------------------------------------
+# --- the first layer of the image encoder, computed as the matrix product it amounts to
+# ---------------------------------
 
 
 class PatchProduct(nn.Module):
-    """A `Conv3d` over single patches, computed as a product. It has the convolution's own parameters and names.
+    """A `Conv3d` over single patches, computed as a matrix product. It keeps the convolution's parameters and names.
 
-    The families write it as a 3-D convolution whose kernel is as large as its stride, over patches that are already
-    cut: each output is one dot product. Torch runs such a convolution several times slower than the product.
+    The families use a 3-D convolution with a kernel as large as its stride, over patches that are already cut: each
+    output is one dot product. Torch computes such a convolution several times slower than the product.
     """
 
     def __init__(self, convolution: nn.Conv3d) -> None:
@@ -98,13 +99,13 @@ class PatchProduct(nn.Module):
         self.bias = convolution.bias
 
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        """[N, D, 1, 1, 1] of patches [N, C, T, P, P]."""
+        """Returns [N, D, 1, 1, 1] for patches [N, C, T, P, P]."""
         product = nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
         return product[:, :, None, None, None]
 
 
 def flatten_patch_embedding(model: nn.Module) -> int:
-    """Replaces every such convolution in `model`, in place; the number of those replaced."""
+    """Replaces every such convolution in `model`, in place; returns their number."""
     convolutions = [
         (parent, name)
         for parent in model.modules()

@@ -1,6 +1,6 @@
-"""LoRA adapters: small trainable matrices beside a chat VLM's frozen weights, put on, loaded and saved through PEFT.
+"""LoRA adapters: small trainable matrices beside a chat VLM's frozen weights, added, loaded and saved through PEFT.
 
-Source: Hu et al. 2021, arXiv:2106.09685. An adapter lives in a folder of its own, `adapter_config.json` and
+Source: Hu et al. 2021, arXiv:2106.09685. An adapter is stored in a folder of its own, `adapter_config.json` and
 `adapter_model.safetensors`, so a run's checkpoint holds megabytes where the model holds gigabytes.
 """
 
@@ -19,11 +19,11 @@ from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.vlms.files import folder_digest
 
-if TYPE_CHECKING:  # loaded where it is used: the environment of vLLM, which only checks adapters, has no PEFT
+if TYPE_CHECKING:  # imported where needed: vLLM's environment, which only checks adapters, has no PEFT
     import peft
 
 _PREFIX = "base_model.model."
-"""Prefix of the parameters' names in an adapter's file."""
+"""Prefix of parameter names in an adapter's file."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -32,13 +32,13 @@ class LoraConfig:
     """Shape of a new adapter."""
 
     rank: int = 32
-    """Inner size of the two matrices beside each layer, >= 1."""
+    """Inner size of the two matrices of each adapted layer, >= 1."""
     alpha: float = 64.0
-    """The adapter's part is scaled by alpha / rank."""
+    """Scale of the adapter's output, which is multiplied by alpha / rank."""
     dropout: float = 0.0
     """Share of inputs dropped in training, in [0, 1)."""
     targets: str = "all-linear"
-    """Layers that get one: `all-linear`, or a regular expression on their full names."""
+    """Layers to adapt: `all-linear`, or a regular expression on their full names."""
 
     def __post_init__(self) -> None:
         check_least(self, "", 1, "rank")
@@ -47,10 +47,10 @@ class LoraConfig:
 
 
 def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
-    """`model` with a fresh adapter that changes nothing yet; only the adapter's weights are trainable.
+    """Adds a fresh adapter, which changes no output yet, to `model`; only the adapter's weights are trainable.
 
     Args:
-        model: of transformers; it is changed in place, the result wraps it and has its methods.
+        model: model of transformers, changed in place; the result wraps it and has its methods.
         config: shape of the adapter. Its first matrices are drawn from torch's global generator.
     """
     import peft
@@ -65,15 +65,15 @@ def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
 
 
 def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.PeftModel":
-    """`model` with the adapter that `folder` holds.
+    """Loads the adapter in `folder` onto `model`.
 
     Args:
-        model: of transformers, the one that the adapter was made for; it is changed in place.
-        folder: as `save_adapter` or PEFT's `save_pretrained` writes it.
-        trainable: whether the adapter's weights take gradients; all others are frozen.
+        model: model of transformers for which the adapter was made; changed in place.
+        folder: folder as written by `save_adapter` or PEFT's `save_pretrained`.
+        trainable: whether the adapter's weights are trained; all others are frozen.
 
     Raises:
-        ModelUnavailable: the folder holds no LoRA adapter, or one for another model.
+        ModelUnavailable: the folder contains no LoRA adapter, or one for another model.
     """
     import peft
     from safetensors import SafetensorError
@@ -83,14 +83,14 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.
     fix = "give the adapter the model that it was trained on"
     try:
         settings = peft.LoraConfig.from_pretrained(str(folder))
-        # PEFT freezes an adapter that is saved for inference, and says nothing
+        # PEFT silently freezes an adapter that was saved for inference
         settings.inference_mode = not trainable
         wrapped = _wrapped(model, settings)
         weights = _renamed(load_file(folder / ADAPTER_WEIGHTS), wrapped.get_base_model())
         result = peft.set_peft_model_state_dict(wrapped, weights)
     except (ValueError, RuntimeError, KeyError, TypeError, OSError, SafetensorError) as error:
         raise ModelUnavailable(f"the adapter in {folder} does not fit: {first_line(error)}", fix) from error
-    # PEFT would go on without what is missing: with weights that were drawn, or with none
+    # PEFT would continue without missing weights: with random ones, or none
     odd = [*result.unexpected_keys, *(key for key in result.missing_keys if "lora_" in key)]
     if odd:
         raise ModelUnavailable(f"the adapter in {folder} does not fit this model, as at {odd[0]}", fix)
@@ -98,20 +98,20 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Writes the adapter of `model` into `folder`, and nothing of the model below it."""
+    """Writes the adapter of `model` into `folder`, without the model's own weights."""
     model.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a model card
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template of a model card
 
 
 @contextmanager
 def cast_adapters(model: Any) -> Iterator[None]:
-    """While the context is open, adapters in float32 beside 16-bit or 4-bit layers are computed in the precision of
-    those layers, from copies made now: for sampling, where PEFT's casts in each layer and for each token cost more than
-    the arithmetic. Adapters that have the precision of their layers are left alone, and so are other kinds than plain
-    LoRA. Without gradients; weights that change meanwhile are not seen.
+    """Computes float32 adapters of 16-bit or 4-bit layers in the layers' precision while the context is open, from
+    copies made now: for sampling, where PEFT's casts in each layer and for each token cost more than the arithmetic.
+    Adapters in their layers' precision, and other kinds than plain LoRA, are left as they are. Without gradients; later
+    changes of the weights have no effect.
 
     Args:
-        model: with an adapter or without one.
+        model: model with or without an adapter.
     """
     if not hasattr(model, "peft_config"):
         yield
@@ -123,7 +123,7 @@ def cast_adapters(model: Any) -> Iterator[None]:
     try:
         for layer in adapted:
             if (forward := _cast_forward(layer)) is not None:
-                layer.forward = forward  # of the instance, in front of the class's own
+                layer.forward = forward  # on the instance, where it overrides the class's method
                 changed.append(layer)
         yield
     finally:
@@ -132,20 +132,20 @@ def cast_adapters(model: Any) -> Iterator[None]:
 
 
 def _cast_forward(layer: Any) -> Callable[..., Tensor] | None:
-    """`layer` of PEFT as a function of its input, with copies of the adapter in the layer's precision; None where that
-    is no gain or is not what the layer computes.
+    """Returns a PEFT `layer` as a function of its input, with copies of the adapter in the layer's precision; None if
+    that saves nothing or would change the layer's computation.
     """
     base, names = layer.get_base_layer(), layer.active_adapters
     precision = getattr(base, "compute_dtype", None) or getattr(base, "weight", torch.empty(0)).dtype
     is_plain = len(names) == 1 and names[0] in layer.lora_A and not getattr(layer, "lora_variant", {})
-    # an instance with a forward of its own belongs to another library, e.g. to accelerate's hooks
+    # an instance with its own forward belongs to another library, e.g. to accelerate's hooks
     if not is_plain or layer.merged or layer.disable_adapters or "forward" in vars(layer):
         return None
     down, up, scaling = layer.lora_A[names[0]], layer.lora_B[names[0]], layer.scaling[names[0]]
     is_linear = isinstance(base, torch.nn.Linear) and isinstance(down, torch.nn.Linear) and up.bias is None
     if not is_linear or precision not in (torch.bfloat16, torch.float16) or down.weight.dtype != torch.float32:
         return None
-    # scaled before it is rounded, so that each layer's output is rounded once, in the sum
+    # scaled before rounding, so that each layer's output is rounded once, in the sum
     inner, outer = down.weight.detach().to(precision), (up.weight.detach() * scaling).to(precision).T
 
     def forward(x: Tensor, *arguments: Any, **settings: Any) -> Tensor:
@@ -157,16 +157,16 @@ def _cast_forward(layer: Any) -> Callable[..., Tensor] | None:
 
 
 def check_adapter(folder: Path) -> int:
-    """The rank of the LoRA adapter that `folder` holds in safetensors.
+    """Returns the rank of the LoRA adapter that `folder` contains as safetensors.
 
     Raises:
-        ModelUnavailable: it does not.
+        ModelUnavailable: it contains none.
     """
     fix = "save the adapter with PEFT's save_pretrained, or leave the adapter out"
     try:
         settings = read_json(folder / ADAPTER_CONFIG)
         kind = settings["peft_type"]
-        rank = int(settings.get("r", 8))  # what PEFT takes where nothing is said
+        rank = int(settings.get("r", 8))  # PEFT's default
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelUnavailable(f"{folder} holds no LoRA adapter: no {ADAPTER_CONFIG} that can be read", fix) from error
     if kind != "LORA":
@@ -177,14 +177,14 @@ def check_adapter(folder: Path) -> int:
 
 
 def adapter_mark(folder: str) -> str:
-    """Digest of an adapter, for stamps: tells answers with it from those without; empty without a folder."""
+    """Returns the digest of an adapter, for stamps, which distinguish answers by it; empty without a folder."""
     return f" lora={folder_digest(Path(folder).expanduser())[:16]}" if folder else ""
 
 
 def _renamed(weights: dict[str, Any], model: Any) -> dict[str, Any]:
-    """The adapter's `weights` by the names that layers of `model` have now: transformers 4.52 moved language models.
+    """Returns the adapter's `weights` under the layers' present names: transformers 4.52 moved language models.
 
-    PEFT does so for most families, but not for Qwen2-VL and Qwen2.5-VL.
+    PEFT does this for most families, but not for Qwen2-VL and Qwen2.5-VL.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key

@@ -1,4 +1,4 @@
-"""Turns chats and images into a chat VLM's inputs. Used by `loading`."""
+"""Processors that turn chats and images into a chat VLM's inputs. Used by `loading`."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -21,17 +21,18 @@ _TILES = ("do_image_splitting", "max_image_size")
 
 
 class PillowProcessor:
-    """The processor of a Qwen-VL or an InternVL from its parts: Pillow images, tokenizer and chat template, without
+    """Processor of a Qwen-VL or an InternVL, assembled from Pillow images, tokenizer and chat template, without
     torchvision.
 
     The families' own processor class insists on a video processor, which needs torchvision; clips are sent as images
-    here, so nothing is lost. `tests/vlms/test_processors.py` holds its inputs to what the models are trained on.
+    here, so nothing is lost. `tests/vlms/test_processors.py` compares its inputs with those that the models are trained
+    on.
 
     Args:
-        image_processor: of the family, on Pillow.
-        tokenizer: with a chat template that writes one mark for each image.
-        image_token_id: of the mark, and of each visual token.
-        tokens_per_crop: of InternVL, which cuts large images into crops; 0: as Qwen-VL, by the image's patches.
+        image_processor: the family's, on Pillow.
+        tokenizer: tokenizer with a chat template that writes one mark for each image.
+        image_token_id: id of the mark, and of each visual token.
+        tokens_per_crop: for InternVL, which cuts large images into crops; 0: by the image's patches, as Qwen-VL.
     """
 
     def __init__(self, image_processor: Any, tokenizer: Any, image_token_id: int, tokens_per_crop: int = 0) -> None:
@@ -44,22 +45,22 @@ class PillowProcessor:
     def apply_chat_template(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, add_vision_id: bool = False
     ) -> str:
-        """The chat as one string that ends where the model's answer begins, or its turn; images may be counted."""
+        """Renders a chat as a string that ends where the model's answer begins, or its turn; images may be numbered."""
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, add_vision_id=add_vision_id
         )
 
     def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
-        """Left-padded inputs [B, N] for `text`, each with its images in order.
+        """Returns left-padded inputs [B, N] for `text`, each with its images in order.
 
         Raises:
-            ValueError: a text has not one image mark per image.
+            ValueError: a text's numbers of image marks and images differ.
         """
         flat = [image for shown in images for image in shown]
         if can_replace(self.image_processor):
             inputs = process(flat, self.image_processor) if flat else {}
         else:
-            # InternVL's own class has its image processor cut images into crops, which it does not do by itself.
+            # InternVL's own class tells its image processor to cut images into crops, which is not the default.
             crops = {"crop_to_patches": True} if self._tokens_per_crop else {}
             inputs = dict(self.image_processor(images=flat, return_tensors="pt", **crops)) if flat else {}
         begin = end = ""
@@ -76,20 +77,20 @@ class PillowProcessor:
             parts = chat.split(self._image_token)
             if len(parts) != len(shown) + 1:
                 raise ValueError(f"{len(shown)} images need as many marks in the chat, got {len(parts) - 1}")
-            # the template writes one mark per image; the model wants one per visual token
+            # the template writes one mark per image; the model expects one per visual token
             marks = [begin + self._image_token * counts.pop(0) + end for _ in shown]
             expanded.append("".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True)))
         inputs |= self.tokenizer(
             expanded, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"
         )
-        if not self._tokens_per_crop:  # Qwen's encoder wants to know which tokens are images
+        if not self._tokens_per_crop:  # Qwen's encoder needs to know which tokens are images
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == self._image_token_id).int()
-        inputs.pop("token_type_ids", None)  # some tokenizers add them, and these models take none
+        inputs.pop("token_type_ids", None)  # some tokenizers add them, but these models do not accept them
         return inputs
 
 
 class AutoProcessorAdapter:
-    """The model's own processor, where the machine can build it."""
+    """The model's own processor, if it can be built on this machine."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -99,17 +100,17 @@ class AutoProcessorAdapter:
     def apply_chat_template(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, add_vision_id: bool = False
     ) -> str:
-        """The chat as one string that ends where the model's answer begins, or its turn; images may be counted."""
-        # Templates of other families know no such setting, and each call would be warned of.
+        """Renders a chat as a string that ends where the model's answer begins, or its turn; images may be numbered."""
+        # Templates of other families do not have this setting, and each call would log a warning.
         counted = {"add_vision_id": True} if add_vision_id else {}
         return self._processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, **counted
         )
 
     def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
-        """Left-padded inputs [B, N] for `text`, each with its images in order."""
+        """Returns left-padded inputs [B, N] for `text`, each with its images in order."""
         has_images = any(len(shown) > 0 for shown in images)
-        # Llama's tokenizer begins a text with <s>, which LLaVA's chat template leaves to it and Gemma's writes itself.
+        # Llama's tokenizer adds <s>, which LLaVA's chat template relies on but Gemma's writes itself.
         begin = self.tokenizer.bos_token
         is_begun = bool(begin) and all(chat.startswith(begin) for chat in text)
         return dict(
@@ -125,17 +126,17 @@ class AutoProcessorAdapter:
 
 
 def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> PillowProcessor | AutoProcessorAdapter:
-    """The model's own processor, or the same from its parts where torchvision is missing, with the bounds asked for.
+    """Returns the model's own processor, or an equivalent one if torchvision is missing, with the bounds requested.
 
     Args:
-        folder: of the model's files.
-        model_config: what transformers made of its config.json.
-        config: names the pixel bounds.
+        folder: folder of the model's files.
+        model_config: transformers' parsed config.json.
+        config: settings with the pixel bounds.
 
     Raises:
-        ModelUnavailable: a file is missing or broken, or the model cannot chat or has no pixel bounds.
+        ModelUnavailable: a file is missing or broken, or the model has no chat template or no pixel bounds.
     """
-    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # slow, and not needed to place a model
+    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # slow, and not needed to find model files
 
     processor: PillowProcessor | AutoProcessorAdapter
     try:
@@ -144,12 +145,12 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             image_processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
         if tokenizer is not None and not tokenizer.chat_template and (folder / _TEMPLATE).is_file():
-            # where older checkpoints keep it, for their own processors alone
+            # older checkpoints keep it here, only for their own processors
             tokenizer.chat_template = read_json(folder / _TEMPLATE)["chat_template"]
         is_intern = hasattr(tokenizer, "context_image_token")
         if tokenizer is not None and all(hasattr(image_processor, name) for name in _TILES):
             processor = AutoProcessorAdapter(_tiles_processor(model_config, image_processor, tokenizer))
-        # not of these lines: only its own class knows its marks
+        # a model of another line: only its own class knows its marks
         elif tokenizer is None or not (is_intern or hasattr(image_processor, "merge_size")):
             processor = AutoProcessorAdapter(AutoProcessor.from_pretrained(folder, trust_remote_code=False))
         elif not tokenizer.chat_template:
@@ -158,7 +159,7 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
         else:
             per_crop = model_config.image_seq_length if is_intern else 0
             processor = PillowProcessor(image_processor, tokenizer, model_config.image_token_id, per_crop)
-        if processor.tokenizer.pad_token is None:  # rows of a batch differ in length, and padding is never looked at
+        if processor.tokenizer.pad_token is None:  # rows of a batch differ in length, and padding is always masked
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ImportError) as error:
         raise ModelUnavailable(
@@ -179,7 +180,7 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
 
 
 def _tiles_processor(model_config: Any, image_processor: Any, tokenizer: Any) -> Any:
-    """The processor of an Idefics 3: also SmolVLM's, whose own class wants torchvision and num2words for videos."""
+    """Returns the processor of an Idefics 3, or SmolVLM, whose own class needs torchvision and num2words for videos."""
     from transformers import Idefics3Processor
 
     seen = model_config.vision_config

@@ -1,7 +1,7 @@
-"""A network whose weights are read later, and of them only what a process keeps: for learners that share a policy out.
+"""Networks whose weights are read later, and only the slices that a process keeps: for learners that shard a policy.
 
-`skeletons` says that networks are to be built so, `loading` builds them, and `algorithms.sharding` fills in the slices.
-Between the two a network has its config, its buffers and the shapes of its weights, and takes next to no memory.
+`skeletons` requests such networks, `loading` builds them, and `algorithms.sharding` fills in the slices. In between a
+network has its config, its buffers and the shapes of its weights, and takes next to no memory.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _wanted = False
 
 @contextmanager
 def skeletons(wanted: bool = True) -> Iterator[None]:
-    """While the context is open networks are built without their weights, if they are `wanted` so."""
+    """Makes networks be built without their weights while the context is open, if `wanted`."""
     global _wanted  # noqa: PLW0603 - what builds a policy is handed in from outside, and knows nothing of sharding
     before, _wanted = _wanted, wanted
     try:
@@ -29,33 +29,33 @@ def skeletons(wanted: bool = True) -> Iterator[None]:
 
 
 def are_wanted() -> bool:
-    """Whether networks are to be built without their weights."""
+    """Returns whether networks are to be built without their weights."""
     return _wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Location of a weight."""
+    """Location of a weight in a file."""
 
     file: Path
     """A safetensors file."""
     key: str
-    """Its name there."""
+    """Name of the weight in the file."""
     shape: tuple[int, ...]
     """Shape of the whole weight."""
 
     def read(self, begin: int, count: int) -> Tensor:
-        """[count, ...] rows of the weight from `begin` on; no other is read."""
+        """Reads [count, ...] rows of the weight from `begin` on, and no others."""
         with safe_open(self.file, "pt") as opened:
             return opened.get_slice(self.key)[begin : begin + count]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skeleton:
-    """Attribute `skeleton` of a network built here."""
+    """Attribute `skeleton` of a network that was built here."""
 
     device: torch.device
-    """Device that its weights are loaded to."""
+    """Device to which its weights are to be loaded."""
     sources: dict[nn.Parameter, Source]
     """Source of each of its weights."""
 
@@ -65,29 +65,29 @@ class Pending:
     """A weight that is still to be read."""
 
     owners: list[tuple[nn.Module, str]]
-    """Modules that have it, and under which name: several where weights are tied."""
+    """Modules that have it, with its name there: several if weights are tied."""
     source: Source | None
-    """None where it is in no file, as of a fresh adapter, or has grown since, as a vocabulary does by new words."""
+    """None if no file has it, as for a fresh adapter, or it has grown since, as a vocabulary does by new words."""
 
 
 def build_skeleton(
     network_class: Any, folder: Path, config: Any, device: torch.device, *, key_mapping: Any = None, **settings: Any
 ) -> tuple[Any, set[str], set[str]]:
-    """A network in eval mode that has no weights yet, the names of those that `folder` lacks, and of those too many.
+    """Builds a network in eval mode without weights; returns it with the names of missing and superfluous weights.
 
     Args:
-        network_class: of transformers, or one of its auto classes.
-        folder: with safetensors.
-        config: of the network.
-        device: where its weights are to lie.
-        key_mapping: regular expressions of names in the files, and what the network calls them, as `from_pretrained`
-            takes them.
-        settings: further ones, such as dtype.
+        network_class: class of transformers, or one of its auto classes.
+        folder: folder with safetensors.
+        config: config of the network.
+        device: future device of its weights.
+        key_mapping: regular expressions of names in the files, and the network's names for them, as in
+            `from_pretrained`.
+        settings: further arguments, such as dtype.
 
     Raises:
-        ValueError: a weight is made of several of the folder's, or has another shape there.
+        ValueError: a weight consists of several of the folder's, or has another shape there.
     """
-    # a second and a half to import, and every learner and env runner reads this module for `pending`
+    # takes 1.5 s to import, and every learner and env runner imports this module for `pending`
     from transformers import GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -130,19 +130,19 @@ def build_skeleton(
 
 
 def skeleton_of(network: nn.Module) -> Skeleton | None:
-    """The `Skeleton` in `network` or a module of it; None where all weights are loaded."""
+    """Returns the `Skeleton` in `network` or one of its modules; None if all weights are loaded."""
     found = (getattr(module, "skeleton", None) for module in network.modules())
     return next((skeleton for skeleton in found if isinstance(skeleton, Skeleton)), None)
 
 
 def device_of(network: nn.Module) -> torch.device:
-    """Device of the weights of `network`, now or once loaded."""
+    """Returns the device of the weights of `network`, present or future."""
     skeleton = skeleton_of(network) if next(network.parameters()).is_meta else None
     return next(network.parameters()).device if skeleton is None else skeleton.device
 
 
 def pending(network: nn.Module) -> list[Pending]:
-    """The weights of `network` that are still to be read: call it before weights are sharded, which replaces them."""
+    """Returns the weights of `network` still to be read; call it before sharding, which replaces them."""
     skeleton = skeleton_of(network)
     if skeleton is None:
         return []
@@ -161,9 +161,9 @@ def pending(network: nn.Module) -> list[Pending]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """While the context is open modules keep the shapes of their parameters alone, but compute their buffers.
+    """Makes modules keep only the shapes of their parameters, but compute their buffers, while the context is open.
 
-    Under `torch.device("meta")` buffers would be empty too, and tables of rotary frequencies are in no file.
+    Under `torch.device("meta")` buffers would be empty too, and no file has the tables of rotary frequencies.
     """
     register = nn.Module.register_parameter
 
@@ -174,7 +174,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
     fills = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     nn.Module.register_parameter = register_on_meta  # pyright: ignore[reportAttributeAccessIssue]
-    # RLlib asks torch for determinism, which writes NaN to fresh memory, and so would take that of each weight
+    # RLlib requests determinism from torch, which writes NaN to fresh memory, and so would allocate each weight
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield

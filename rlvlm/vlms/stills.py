@@ -1,4 +1,4 @@
-"""Image files: read as people see them (upright, on white, in 8-bit RGB), whatever made them; and PNGs of our own."""
+"""Image files, decoded as viewers show them (upright, on white, in 8-bit RGB); and writing of PNGs."""
 
 import warnings
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 _ORIENTATION = 0x0112
-"""EXIF's tag for how the camera was held (Exif 2.32, section 4.6.4)."""
+"""EXIF tag of the camera's orientation (Exif 2.32, section 4.6.4)."""
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -23,15 +23,15 @@ _UPRIGHT = {
 
 
 def read_rgb(file: Path | BytesIO, formats: Sequence[str], max_pixels: int) -> NDArray[np.uint8]:
-    """[H, W, 3] of an image file.
+    """Decodes an image file to [H, W, 3].
 
     Args:
         file: untrusted.
-        formats: that it may have, as Pillow calls them.
-        max_pixels: more are not decoded.
+        formats: allowed formats, in Pillow's names.
+        max_pixels: larger images are not decoded.
 
     Raises:
-        OSError: it is missing, of another format or too large; and whatever else the decoder says about a damaged one.
+        OSError: it is missing, of another format or too large; any other error of the decoder if it is damaged.
     """
     with Image.open(file, formats=list(formats)) as image:
         if image.width * image.height > max_pixels:
@@ -40,36 +40,36 @@ def read_rgb(file: Path | BytesIO, formats: Sequence[str], max_pixels: int) -> N
 
 
 def to_png(image: NDArray[np.uint8], *, is_small: bool = False) -> bytes:
-    """The image [H, W, 3] as a PNG file; where it `is_small`, in fewer bytes and more time."""
+    """Encodes the image [H, W, 3] as a PNG; with `is_small` in fewer bytes but more time."""
     stream = BytesIO()
     Image.fromarray(image).save(stream, "PNG", optimize=is_small)
     return stream.getvalue()
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB: turned as its EXIF says, 16 bits scaled to 8, what is transparent laid on white.
+    """Converts an image to RGB: rotated by its EXIF, 16 bits scaled to 8, transparency laid on white.
 
     Raises:
-        Exception: whatever the decoder says about a damaged file.
+        Exception: any error of the decoder about a damaged file.
     """
-    image.load()  # what is damaged says so here, and is not taken for broken EXIF below
+    image.load()  # damaged files raise here, rather than as broken EXIF below
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # the parser of EXIF raises a dozen kinds, and broken EXIF is no reason to refuse a sound image
+    except Exception:  # the EXIF parser raises a dozen kinds, and broken EXIF is no reason to refuse an intact image
         turn = None
-    if image.mode.startswith("I"):  # grey of 16 bits: Pillow would cut at 255
+    if image.mode.startswith("I"):  # grey of 16 bits: Pillow would clip at 255
         values = np.asarray(image).astype(np.int64).clip(0, 65_535)
         # 65,535 is 255 times 257, so this rounds to the nearest of 256 levels
         grey = ((values + 128) // 257).astype(np.uint8)
         clear = image.info.get("transparency")
-        if isinstance(clear, int):  # the one transparent value becomes white
+        if isinstance(clear, int):  # the single transparent value becomes white
             grey[values == clear] = 255
         image = Image.fromarray(grey)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        # as people see it in a browser; Pillow alone would show whatever colour hides under the transparency
+        # as browsers show it; Pillow alone would show the hidden colours of transparent pixels
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     image = image.convert("RGB")

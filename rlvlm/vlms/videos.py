@@ -1,6 +1,6 @@
-"""MP4 files of any origin: opened so that they name no other file, their frames turned as people see them.
+"""MP4 files from any source: opened without access to other files, their frames rotated as players show them.
 
-Every video that is decoded goes through here: uploads and `video_path` of the server, films of recorded data.
+Every video is decoded here: uploads and `video_path` of the server, videos of recorded data.
 """
 
 import re
@@ -17,37 +17,37 @@ from numpy.typing import NDArray
 
 from rlvlm.core.foreign import check_claim
 
-# nothing but what was opened is read: a playlist, or a reference inside of an MP4, could name any file or address
+# only the opened file is read: a playlist, or a reference inside an MP4, could name any file or address
 _DEMUXER = {"protocol_whitelist": "", "enable_drefs": "0", "use_absolute_path": "0"}
 MAX_HEADER_BYTES = 64 * 2**20
-"""Limit on the bytes of a film besides its frames: an hour needs some 2 MB for each track."""
+"""Limit on the bytes of a video besides its frames: an hour needs some 2 MB for each track."""
 _MAX_BOXES = 100_000
-"""Limit on the boxes of the outermost level; a film in fragments has a few for each."""
+"""Limit on the boxes of the outermost level; a fragmented video has a few for each fragment."""
 _SAMPLE_BYTES = 32
-"""Bytes that FFmpeg keeps for each frame that a header lists."""
+"""Bytes of memory that FFmpeg takes for each frame that a header lists."""
 _TABLE = re.compile(rb"stsz|stz2|stts|ctts|stsc|stco|co64|stss|stps|trun|cmov")
 _ENTRY_BYTES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4, b"stps": 4}
-"""Tables that say how many entries follow, and what each takes."""
+"""Bytes per entry of the tables that begin with their number of entries."""
 
 
 class CorruptVideo(ValueError):  # noqa: N818 - named for what is found
-    """A video that says of itself that it is none of those we take, in words for its sender."""
+    """A video that is not of a kind we accept, described in words for its sender."""
 
 
 @contextmanager
 def open_video(
     data: BinaryIO, max_pixels: int, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """An MP4 and its only video track; no frame has been decoded.
+    """Opens an MP4 and yields it with its only video track, before any frame is decoded.
 
     Args:
         data: untrusted, seekable.
-        max_pixels: of a frame.
-        max_header_bytes: of all besides the frames.
+        max_pixels: maximum pixels of a frame.
+        max_header_bytes: maximum bytes besides the frames.
 
     Raises:
-        CorruptVideo: it has several video tracks, or none, or its header is larger, says that frames are, or says that
-            there are more than a file of its size can hold.
+        CorruptVideo: it has several video tracks, or none, or its header is too large, claims too large frames, or more
+            of them than a file of its size can hold.
         FFmpegError: it is damaged.
     """
     _check_tables(_header(data, max_header_bytes), data.seek(0, 2))
@@ -63,10 +63,10 @@ def open_video(
 
 
 def _header(data: BinaryIO, max_bytes: int) -> bytes:
-    """All of an MP4 besides its frames.
+    """Returns all of an MP4 besides its frames.
 
     Raises:
-        CorruptVideo: it is too much, or damaged.
+        CorruptVideo: it is too large, or damaged.
 
     Source: ISO/IEC 14496-12, section 4.2.
     """
@@ -78,7 +78,7 @@ def _header(data: BinaryIO, max_bytes: int) -> bytes:
         data.seek(begin)
         start = data.read(16)
         length, name = struct.unpack_from(">I4s", start)
-        # 1 says that the size follows in 64 bits, 0 that the box reaches to the end of the file
+        # 1: the size follows in 64 bits; 0: the box extends to the end of the file
         if length == 1 and len(start) == 16:
             (length,) = struct.unpack_from(">Q", start, 8)
         length = min(length or size, size - begin)
@@ -94,16 +94,16 @@ def _header(data: BinaryIO, max_bytes: int) -> bytes:
 
 
 def _check_tables(header: bytes, file_bytes: int) -> None:
-    """Bounds what FFmpeg allocates before it has decoded anything: it believes a kilobyte that speaks of a hundred
-    million frames, and takes gigabytes for them.
+    """Limits what FFmpeg allocates before decoding anything: it believes a kilobyte that claims a hundred million
+    frames, and allocates gigabytes for them.
 
     Raises:
-        CorruptVideo: the header speaks of more frames than the file can hold, or is damaged.
+        CorruptVideo: the header claims more frames than the file can hold, or is damaged.
 
     Source: ISO/IEC 14496-12, sections 8.6, 8.7 (tables) and 8.8.8 (track run).
     """
     num_samples = 0
-    # wherever they stand: FFmpeg finds tables in boxes of many kinds
+    # anywhere: FFmpeg finds tables in boxes of many kinds
     for table in _TABLE.finditer(header):
         name, begin, entry_bytes = table[0], table.end(), _ENTRY_BYTES.get(table[0], 0)
         count_at = begin + (8 if name in (b"stsz", b"stz2") else 4)
@@ -112,7 +112,7 @@ def _check_tables(header: bytes, file_bytes: int) -> None:
         count = int.from_bytes(header[count_at : count_at + 4], "big")
         if count_at + 4 + count * entry_bytes > len(header):
             raise CorruptVideo("it is damaged")
-        if name in (b"stts", b"ctts"):  # runs of equal times: so many frames, one time
+        if name in (b"stts", b"ctts"):  # run-length coded times: so many frames, one time
             count = int(np.frombuffer(header, ">u4", 2 * count, count_at + 4)[::2].sum(dtype=np.uint64))
         num_samples += count
     try:
@@ -122,10 +122,10 @@ def _check_tables(header: bytes, file_bytes: int) -> None:
 
 
 def upright(frame: av.VideoFrame) -> NDArray[np.uint8]:
-    """[H, W, 3] a frame in RGB, turned as its display matrix says: cameras that were held upright record lying frames.
+    """Returns [H, W, 3], a frame in RGB rotated by its display matrix: upright cameras record frames on their side.
 
     Source: ISO/IEC 14496-12, section 8.3.2 (the matrix of a track header).
     """
     image = frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
-    # both count counterclockwise; players turn by right angles, too
+    # both count counterclockwise; players rotate by right angles only, too
     return np.ascontiguousarray(np.rot90(image, round(frame.rotation / 90)))

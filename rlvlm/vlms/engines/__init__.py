@@ -1,1 +1,1 @@
-"""Engines that run a chat VLM, one library or provider per file, each imported only when it is asked for."""
+"""Engines that run a chat VLM, one library or provider per file, each imported only if it is used."""

@@ -21,27 +21,27 @@ _ENTRY_CHARS = 120
 
 
 class BudgetSpent(ModelUnavailable):
-    """The next request would go beyond the budget; it was not sent."""
+    """The next request would exceed the budget; it was not sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """Requests and cost so far; requests still under way count at the most they can cost."""
+    """Requests and cost so far; running requests count at their maximum cost."""
 
     requests: int = 0
-    """Requests sent, tries included."""
+    """Requests sent, including retries."""
     cost_usd: float = 0.0
 
 
 class Budget:
-    """Lets a request pass only while the caps hold, whatever it will turn out to cost.
+    """Admits a request only while the limits hold, whatever it will turn out to cost.
 
-    Each request is reserved at its worst price before it is sent and settled at its true one when the answer is there;
-    one that ends without an answer stays at its worst price, since the provider may have charged it. With a ledger
-    file the count is shared by every process that opens it, and outlives them.
+    Each request is reserved at its maximum price before it is sent, and settled at the true price when it is answered;
+    if it ends without an answer it stays at the maximum, because the provider may have charged it. A ledger file shares
+    the count between all processes that open it, and survives them.
 
     Args:
-        config: caps, prices and the ledger's place.
+        config: limits, prices and path of the ledger.
     """
 
     def __init__(self, config: ApiConfig) -> None:
@@ -53,26 +53,26 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """Requests and dollars so far."""
+        """Returns requests and dollars so far."""
         with self._open():
             return self._spent
 
     def price(self, tokens_in: int, tokens_out: int) -> float | None:
-        """Dollars for these tokens; None where no price is known."""
+        """Returns the dollars for these tokens; None if no price is known."""
         config = self._config
         if not config.usd_per_million_input and not config.usd_per_million_output:
             return None
         return (tokens_in * config.usd_per_million_input + tokens_out * config.usd_per_million_output) / 1e6
 
     def reserve(self, tokens_in: int, tokens_out: int) -> float:
-        """Counts one request and the most it can cost; returns that cost in dollars.
+        """Counts one request at its maximum cost; returns that cost in dollars.
 
         Args:
-            tokens_in: most tokens that chat and images can count.
-            tokens_out: most tokens that may be written.
+            tokens_in: maximum tokens of chat and images.
+            tokens_out: maximum tokens of the reply.
 
         Raises:
-            BudgetSpent: a cap would be passed; nothing was counted.
+            BudgetSpent: a limit would be exceeded; nothing was counted.
         """
         config, worst = self._config, self.price(tokens_in, tokens_out) or 0.0
         with self._open():
@@ -92,14 +92,14 @@ class Budget:
         return worst
 
     def settle(self, reserved: float, usage: Usage | None) -> None:
-        """Puts the true cost of an answered request in the place of what `reserve` took for it."""
+        """Replaces the reserved cost of an answered request by its true cost."""
         if usage is None or usage.cost_usd is None:
             if reserved and not self._num_untold:
                 logger.warning("the server does not say how many tokens it counts; its answers count at their most")
             self._num_untold += 1
             return
         with self._open():
-            # another process may have counted meanwhile, so the difference is added, not the sum put back
+            # another process may have counted meanwhile: add the difference rather than store the sum
             cost_usd = max(self._spent.cost_usd + usage.cost_usd - reserved, 0.0)
             self._spent = Spent(requests=self._spent.requests, cost_usd=cost_usd)
 
@@ -111,7 +111,7 @@ class Budget:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Holds the count still; with a ledger, against other processes too."""
+        """Locks the count; with a ledger, against other processes too."""
         with self._lock:
             if self._ledger is None:
                 yield
@@ -127,7 +127,7 @@ class Budget:
             with stream:
                 try:
                     fcntl.flock(stream, fcntl.LOCK_EX)  # released when the file is closed
-                except OSError as error:  # several that count without it would spend more than the cap
+                except OSError as error:  # several processes that count without a lock would exceed the limit
                     raise ModelUnavailable(
                         f"the ledger {self._ledger} cannot be locked (flock: {error.strerror}; the file system is "
                         f"{file_system(self._ledger)})",
@@ -144,5 +144,5 @@ class Budget:
                 self._spent = before
                 yield
                 if self._spent != before:
-                    stream.seek(0)  # one small write of constant length: never half an entry
+                    stream.seek(0)  # a single small write of constant length: never half an entry
                     stream.write(f"{json.dumps(asdict(self._spent)):<{_ENTRY_CHARS}}\n")

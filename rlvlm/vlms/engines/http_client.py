@@ -1,4 +1,4 @@
-"""The HTTP client of the openai package for one server, with the proxy that the environment names for it."""
+"""The HTTP client of the openai package for one server, with the proxy configured in the environment."""
 
 import os
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from rlvlm.core.errors import ModelUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """The proxy that the environment names for a server."""
+    """Proxy that the environment configures for a server."""
 
     url: str = ""
-    """Empty where there is none, and where NO_PROXY leaves the server out. May hold a password."""
+    """Empty if there is none, or NO_PROXY excludes the server. May contain a password."""
 
     @classmethod
     def of(cls, server: str) -> "Proxy":
-        """The one on the way to this server."""
+        """Returns the proxy for this server."""
         parts, proxies = urlsplit(server), getproxies()
         url = proxies.get(parts.scheme) or proxies.get("all") or ""
         if not url or proxy_bypass(parts.netloc):
@@ -27,7 +27,7 @@ class Proxy:
 
     @property
     def words(self) -> str:
-        """For messages, without the password."""
+        """Text for messages, without the password."""
         if not self.url:
             return ""
         scheme, _, rest = self.url.partition("://")
@@ -35,22 +35,22 @@ class Proxy:
 
 
 def make_http_client(sdk: Any, url: str, proxy: Proxy) -> Any:
-    """HTTP client for this server.
+    """Makes the HTTP client for this server.
 
     Raises:
-        ModelUnavailable: its proxy or the file of certificates is unfit.
+        ModelUnavailable: its proxy or the file of certificates is invalid.
     """
-    import httpx2  # the openai client's own
+    import httpx2  # the openai client's own library
 
     try:
         httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise ModelUnavailable(f"{url} is no address: {error}", "correct the base-url") from None
     try:
-        # by hand: left to itself the client builds a way to every proxy of the environment, also for servers that
-        # NO_PROXY leaves out, and breaks on one that it cannot use
+        # explicitly: by default the client sets up every proxy of the environment, also for servers that NO_PROXY
+        # excludes, and fails on an unusable one
         way = httpx2.AsyncHTTPTransport(proxy=proxy.url or None, limits=sdk.DEFAULT_CONNECTION_LIMITS)
-    except (ImportError, ValueError, httpx2.InvalidURL):  # their words may hold the proxy's password
+    except (ImportError, ValueError, httpx2.InvalidURL):  # their messages may contain the proxy's password
         raise ModelUnavailable(
             f"the model cannot be reached{proxy.words}: only http:// and https:// proxies can be used, and socks5:// "
             "where the package socksio is installed",
@@ -62,4 +62,4 @@ def make_http_client(sdk: Any, url: str, proxy: Proxy) -> Any:
             f"the model cannot be reached: the certificates cannot be read{f' from {file}' * bool(file)}: {error}",
             "correct SSL_CERT_FILE or SSL_CERT_DIR, or unset it",
         ) from error
-    return sdk.DefaultAsyncHttpxClient(follow_redirects=False, transport=way)  # a key goes where it was sent
+    return sdk.DefaultAsyncHttpxClient(follow_redirects=False, transport=way)  # a key only goes to its own server

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: callers without one wait for it, coroutines of other loops await it."""
+"""An event loop in a thread: callers without a loop wait for results, coroutines of other loops await them."""
 
 import asyncio
 import threading
@@ -9,26 +9,26 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines side by side; safe in any thread.
+    """Runs coroutines concurrently; safe to use from any thread.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        # a daemon: a process that is done does not wait for requests whose replies are not needed
+        # a daemon: a finished process does not wait for requests whose replies are not needed
         threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of `work`; for callers without an event loop."""
+        """Runs `work` and returns its result; for callers without an event loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:  # also on Ctrl-C: nothing goes on behind our back
+        except BaseException:  # also on Ctrl-C: nothing must keep running in the background
             future.cancel()
             raise
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same for callers on another loop; cancelled with the task that awaits it."""
+        """Runs `work` for a caller on another loop; cancelled with the task that awaits it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

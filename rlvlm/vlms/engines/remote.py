@@ -1,11 +1,11 @@
-"""Any server that speaks OpenAI's chat completions: OpenAI, Google's Gemini, vLLM's own server, Ollama.
+"""Client for servers with OpenAI's chat completions: OpenAI, Google's Gemini, vLLM's own server, Ollama.
 
-The `openai` client sends and reads; here are how many tries, until when, and for how much. Tries follow each other with
-jittered, growing pauses, or when the server says so (`Retry-After`), which then holds back every other request too.
+The `openai` client sends and reads; this file decides about retries, deadlines and costs. Retries follow after
+jittered, growing pauses, or when the server says (`Retry-After`), which then delays all other requests too.
 
-Servers differ in what they take, and say so. What means the same under another name (`max_tokens`) is sent under that
-name once a server has refused the first; probabilities, the seed and top_p are left out where a server names them as
-what it does not take, which is said once; a temperature is never dropped, unless it is the servers' own, 1.
+Servers differ in the parameters they accept, and report it. A parameter with two names (`max_tokens`) is sent under the
+other name once a server has refused the first; probabilities, the seed and top_p are left out if a server names them as
+not accepted, which is logged once; a temperature is never dropped, unless it is the servers' default, 1.
 """
 
 import asyncio
@@ -39,26 +39,26 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 NUM_LOG_PROBS = 20
-"""First tokens whose probabilities are asked for; no known server gives more."""
+"""Number of first tokens whose probabilities are requested; no known server returns more."""
 MAX_IMAGE_TOKENS = 10_000
-"""Most tokens that any known provider counts for one image of the size that judges look at."""
+"""Maximum tokens that any known provider counts for one image of the size that judges use."""
 TEMPLATE_TOKENS = 100
-"""Text that a provider may add around a chat."""
+"""Tokens that a provider may add around a chat."""
 _MAX_REASON_CHARS = 500
 _TALKATIVE = ("httpcore2", "httpx2", "openai")
-"""Loggers whose finer lines hold images and headers."""
+"""Loggers whose debug messages contain images and headers."""
 _LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 _TOO_LARGE = re.compile(r"too large|maximum|at most|exceed", re.IGNORECASE)
-"""Words about a limit's value; another name for it would not help."""
+"""Pattern of errors about a limit's value; another name for the limit would not help."""
 
 
 class _NotTaken(TransientError):
-    """A server does not take a part of a request, and the next one goes without."""
+    """A server does not accept a parameter, and the next request is sent without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Address of a provider's API, and the usual variables of its key."""
+    """Address of a provider's API, and the usual environment variables of its key."""
 
     url: str
     key_names: tuple[str, ...]
@@ -75,7 +75,7 @@ PROVIDERS = {
 
 
 def describe_server(backend: str, api: ApiConfig) -> str:
-    """Which server a model is asked at, and where the key comes from that it is sent; empty for other backends."""
+    """Describes which server a model is called at, and where its key comes from; empty for other backends."""
     if backend not in PROVIDERS:
         return ""
     usual = () if api.base_url else PROVIDERS[backend].key_names
@@ -85,19 +85,19 @@ def describe_server(backend: str, api: ApiConfig) -> str:
 
 
 class RemoteEngine:
-    """A model behind an HTTP API, asked with patience, within limits, and without its key in any message.
+    """A model behind an HTTP API, called with retries and within limits; its key never appears in a message.
 
     Args:
-        model: what the server calls it.
-        api: names the server, unless it is the provider's own, and the limits.
-        provider: whose it is.
-        seed: of sampling.
+        model: name of the model at the server.
+        api: address of the server, unless it is the provider's own, and the limits.
+        provider: the provider.
+        seed: seed of sampling.
 
     Raises:
-        ModelUnavailable: the key is missing, or nothing can be sent: a proxy or a file of certificates is unfit.
+        ModelUnavailable: the key is missing, or nothing can be sent: the proxy or the file of certificates is invalid.
     """
 
-    revision, traits = "", ""  # a server says neither
+    revision, traits = "", ""  # a server reports neither
 
     def __init__(self, model: str, api: ApiConfig, provider: Literal["openai", "gemini"], seed: int = 0) -> None:
         import openai  # slow to import, and only needed for this API
@@ -108,7 +108,7 @@ class RemoteEngine:
         url = api.base_url or own.url
         self._proxy = Proxy.of(url)
         self._client = openai.AsyncOpenAI(
-            api_key=self._key.reveal() or "none",  # the client insists on one
+            api_key=self._key.reveal() or "none",  # the client insists on a key
             base_url=url,
             timeout=api.timeout_s,
             max_retries=0,  # each try must pass the budget
@@ -127,25 +127,25 @@ class RemoteEngine:
         self._loop = LoopThread("remote-vlm")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of `work`, run beside all other requests of this model; safe in any thread."""
+        """Runs `work` concurrently with all other requests of this model and returns its result; safe in any thread."""
         return self._loop.run(work)
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
     ) -> ChatReply:
-        """The reply, after as many tries as it takes and is allowed; with its price, where that is known.
+        """Returns the reply, after as many tries as needed and allowed, with its price if known.
 
         Raises:
-            TransientError: every try failed; the last one's reason.
-            Refused: the server will not answer this.
-            ModelUnavailable: it will not answer anything, or the budget is spent.
+            TransientError: every try failed; with the last one's reason.
+            Refused: the server will not answer this question.
+            ModelUnavailable: it will not answer any question, or the budget is spent.
         """
         left_s = max(0.0, min(deadline - time.monotonic(), self._config.deadline_s))
         deadline = time.monotonic() + left_s
         num_learned, is_late = 0, stop_before_delay(left_s)
 
         def is_last(state: RetryCallState) -> bool:
-            # to be told what a server does not take is no failed try; it happens once for each part of a request
+            # learning that a server does not accept a parameter is no failed try; it happens once per parameter
             nonlocal num_learned
             num_learned += isinstance(state.outcome and state.outcome.exception(), _NotTaken)
             return state.attempt_number - num_learned > self._config.retries or is_late(state)
@@ -159,24 +159,24 @@ class RemoteEngine:
         return await retrying(self._try, request, max_new_tokens, temperature, deadline)
 
     async def _try(self, request: ChatRequest, max_new_tokens: int, temperature: float, deadline: float) -> ChatReply:
-        """One request, sent as soon as the server lets us, counted, and given up when its time is over."""
+        """Sends one request as soon as the server allows it, counts it, and gives up at the deadline."""
         hold_s = self._not_before - time.monotonic()
         if hold_s > 0:
             if time.monotonic() + hold_s >= deadline:
                 raise TransientError(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
             await asyncio.sleep(hold_s)
-        # before it is sent: a cap that is looked at afterwards has been passed already
+        # before sending: a limit checked afterwards is already exceeded
         reserved = self.budget.reserve(self._most_tokens(request.chat), max_new_tokens)
         patience_s = min(self._config.timeout_s, max(0.0, deadline - time.monotonic()))
         reply = await self._outcome(self._ask(request, max_new_tokens, temperature), patience_s)
-        if isinstance(reply, Exception):  # raised here, where no frame knows what the server said about the key
+        if isinstance(reply, Exception):  # raised here, where no stack frame contains the server's text about the key
             raise reply
         usage = self._priced(reply.usage, request.chat)
         self.budget.settle(reserved, usage)
         return replace(reply, text=self._key.scrub(reply.text), usage=usage)
 
     async def _outcome(self, asked: Coroutine[Any, Any, ChatReply], patience_s: float) -> ChatReply | Exception:
-        """The reply, or what to raise in its place: without the key, and without the library's own exceptions."""
+        """Returns the reply, or the error to raise instead: without the key, and without the library's own."""
         try:
             return await asyncio.wait_for(asked, patience_s)
         except TimeoutError:
@@ -189,12 +189,12 @@ class RemoteEngine:
                 return Refused(reason)
             logger.info("a request to an API failed: %s", reason)
             if error.retry_after_s:
-                # for all requests of this model: a quota is not of one question
+                # for all requests of this model: a quota does not concern a single question
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
             return type(error)(reason, error.retry_after_s)
 
     async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> ChatReply:
-        """Reply of one request; raises as `reply` does."""
+        """Returns the reply to one request; raises as `reply` does."""
         sdk = self._sdk
         body: dict[str, Any] = {
             "messages": [_turn(turn) for turn in request.chat],
@@ -216,7 +216,7 @@ class RemoteEngine:
             raise TransientError(what) from None
         choices = getattr(completion, "choices", None)
         choice = choices[0] if isinstance(choices, list) and choices else None
-        # gateways say 200 as soon as they take a question, and what became of it inside
+        # gateways send status 200 once they accept a question, and its error inside
         if said := getattr(completion, "error", None) or getattr(choice, "error", None):
             code = str(said.get("code")) if isinstance(said, Mapping) else ""
             status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else HTTPStatus.BAD_GATEWAY
@@ -226,14 +226,14 @@ class RemoteEngine:
     def _failure(
         self, status: int, said: Any, message: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Exception:
-        """The exception for an error; a name that the server does not take is remembered for the next try.
+        """Returns the exception for an error; remembers a parameter that the server does not accept for the next try.
 
         Args:
-            status: of HTTP.
-            said: what came with it: OpenAI's `error` object, or anything.
-            message: the client's own, used where the server sent none.
-            sent: the request's parts by name.
-            headers: of the answer.
+            status: HTTP status.
+            said: body of the error: OpenAI's `error` object, or anything.
+            message: the client's own message, used if the server sent none.
+            sent: parameters of the request by name.
+            headers: headers of the answer.
         """
         body = said[0] if isinstance(said, list) and said else said  # Gemini's is in a list
         body = body.get("error", body) if isinstance(body, Mapping) else {}
@@ -243,7 +243,7 @@ class RemoteEngine:
             str(body.get("param") or ""),
             body.get("metadata"),
         )
-        if isinstance(details, Mapping) and details.get("raw"):  # a gateway's, which holds the provider's own words
+        if isinstance(details, Mapping) and details.get("raw"):  # a gateway's, which contains the provider's message
             reason += f" ({details['raw']})"
         section = self._config.section
         if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
@@ -256,7 +256,7 @@ class RemoteEngine:
                 )
             if body.get("code") == "content_filter":
                 return Refused(f"blocked by the provider: {reason}")
-            if "api key" in reason.lower():  # Gemini's way of saying 401
+            if "api key" in reason.lower():  # Gemini's equivalent of 401
                 return failure_of(HTTPStatus.UNAUTHORIZED, reason, section=section)
         asked_s = retry_delay_s(body.get("details"))
         return failure_of(
@@ -268,12 +268,12 @@ class RemoteEngine:
         )
 
     def _learns(self, named: str, reason: str, sent: Mapping[str, Any]) -> bool:
-        """Whether a request without what the server names, or with another name for it, is worth a try; logs it once.
+        """Returns whether a retry without, or with another name for, the refused parameter may work; logs it once.
 
         Args:
-            named: the parameter that the server names by itself, if it does.
-            reason: its words.
-            sent: the request's parts by name.
+            named: parameter that the server names in a field of its own, if any.
+            reason: its message.
+            sent: parameters of the request by name.
         """
         limit = next(name for name in _LIMIT_NAMES if name in sent)
         if limit == self._first_limit_name and _names(limit, named, reason) and not _TOO_LARGE.search(reason):
@@ -282,7 +282,7 @@ class RemoteEngine:
         if "logprobs" in sent and (named in ("logprobs", "top_logprobs") or "logprobs" in reason.lower()):
             names, what = {"logprobs", "top_logprobs"}, "gives no probabilities; its text is read instead"
         else:
-            # top_p before the temperature: where a server names both, it takes one of them
+            # top_p before the temperature: if a server names both, it accepts one of them
             names = {name for name in ("top_p", "seed") if name in sent and _names(name, named, reason)}
             if not names and sent.get("temperature") == 1 and _names("temperature", named, reason):
                 names = {"temperature"}
@@ -293,21 +293,21 @@ class RemoteEngine:
         return bool(names)
 
     def _pause_s(self, state: RetryCallState) -> float:
-        """Seconds to the next try: never before the server wants it, and never all at the same moment."""
+        """Returns the seconds until the next try: not before the server allows it, and never the same for all."""
         failure = state.outcome.exception() if state.outcome else None
         if isinstance(failure, TransientError) and failure.retry_after_s is not None:
-            # spread a little: all that were refused together would come back together
+            # spread a little: requests refused together would otherwise return together
             return failure.retry_after_s + random.random() * min(1.0, 0.1 * failure.retry_after_s)
         return wait_random_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S)(state)
 
     def _most_tokens(self, chat: Chat) -> int:
-        """No fewer than a provider will count: a token is at least a byte, an image what the dearest one takes."""
+        """Returns an upper bound on a chat's tokens: one per byte, and the costliest provider's count per image."""
         parts = [part for turn in chat for part in turn["content"]]
         num_bytes = sum(len(part["text"].encode()) for part in parts if part["type"] == "text")
         return num_bytes + TEMPLATE_TOKENS + self._image_tokens * len(images_of(chat))
 
     def _priced(self, usage: Usage | None, chat: Chat) -> Usage | None:
-        """The usage with its price; the first one also says what an image of this run's size counts at most."""
+        """Returns the usage with its price; the first one also sets the maximum tokens of an image of this size."""
         if usage is None:
             return None
         if num_images := len(images_of(chat)):
@@ -318,7 +318,7 @@ class RemoteEngine:
 
 
 def _turn(turn: Message) -> dict[str, Any]:
-    """A turn in OpenAI's words; plain text stays plain, which is all that some servers read."""
+    """Converts a turn to OpenAI's format; plain text stays plain, because some servers accept nothing else."""
     if all(part["type"] == "text" for part in turn["content"]):
         return {"role": turn["role"], "content": "\n".join(part["text"] for part in turn["content"])}
     parts = []
@@ -331,6 +331,6 @@ def _turn(turn: Message) -> dict[str, Any]:
 
 
 def _names(name: str, named: str, reason: str) -> bool:
-    """Whether a server blames this parameter: by name, or else in its words, where these are not about the chat."""
+    """Returns whether a server blames this parameter: by name, or in its message, unless that is about the chat."""
     in_words = not named and "messages" not in reason and re.search(rf"\b{name}\b", reason)
     return named == name or bool(in_words)

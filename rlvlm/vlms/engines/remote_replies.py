@@ -1,4 +1,4 @@
-"""What servers of OpenAI's chat completions answer, all of it untrusted: replies, first tokens, failures and waits."""
+"""Parsing of chat completions, all of it untrusted: replies, first tokens, errors and pauses."""
 
 import math
 import re
@@ -13,25 +13,25 @@ from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import ChatReply, Refused, TransientError
 
 _PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-# finish reasons of a complete reply, in OpenAI's own API and its copies; every other reason is a fault or a block
+# finish reasons of a complete reply, in OpenAI's API and its copies; any other reason is an error or a refusal
 _WHOLE = ("stop", "stop_sequence", "eos", "eos_token", "end_turn")
 _CUT = ("length", "max_tokens", "model_length")
 _BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "sensitive")
 _END_TOKEN = re.compile(rb"\s*|<[^\s<>]{1,40}>")
-"""A token behind the content that is no part of it: `<|im_end|>`, `</s>`."""
+"""Pattern of tokens after the content that are not part of it: `<|im_end|>`, `</s>`."""
 
 
 def failure_of(
     status: int, reason: str, *, retry_after_s: float | None = None, code: str = "", section: str = "judge.api"
 ) -> Exception:
-    """The exception for an HTTP error status.
+    """Returns the exception for an HTTP error status.
 
     Args:
-        status: of the answer.
-        reason: the server's words, untrusted.
-        retry_after_s: how long it wants to be left alone.
-        code: its machine-readable reason, if any.
-        section: where the settings of this API stand on the command line.
+        status: HTTP status of the answer.
+        reason: the server's message, untrusted.
+        retry_after_s: pause that it asks for, seconds.
+        code: its machine-readable error code, if any.
+        section: prefix of this API's settings on the command line.
     """
     answer = f"HTTP {status}: {reason}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -52,10 +52,10 @@ def failure_of(
 
 
 def retry_after_s(headers: Any) -> float | None:
-    """Seconds that a `Retry-After` header asks for, as a number or a date; None where it is absent or unreadable.
+    """Returns the seconds in a `Retry-After` header, a number or a date; None if it is absent or unreadable.
 
     Args:
-        headers: of the answer, any mapping with lower-case look-up.
+        headers: headers of the answer, any mapping with lower-case look-up.
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         value = headers.get(name) or ""
@@ -65,7 +65,7 @@ def retry_after_s(headers: Any) -> float | None:
             try:
                 date = parsedate_tz(value)
                 seconds = mktime_tz(date) - time.time() if date else -1.0
-            except (ValueError, OverflowError):  # a day that no calendar has
+            except (ValueError, OverflowError):  # an impossible date
                 seconds = -1.0
         if 0 <= seconds < float("inf"):
             return seconds
@@ -73,7 +73,7 @@ def retry_after_s(headers: Any) -> float | None:
 
 
 def retry_delay_s(details: Any) -> float | None:
-    """Seconds in the `RetryInfo` among an error's details, as Google's servers say it; None where there is none."""
+    """Returns the seconds in the `RetryInfo` of an error's details, as Google's servers send it; None without one."""
     try:
         for detail in details:
             if str(detail.get("@type", "")).endswith("RetryInfo"):
@@ -85,10 +85,10 @@ def retry_delay_s(details: Any) -> float | None:
 
 
 def read_reply(completion: Any, choice: Any) -> ChatReply:
-    """The reply in a completion's choice, untrusted: whatever lacks its parts is a failed try.
+    """Reads the reply in a completion's choice, untrusted: one with missing parts is a failed try.
 
     Raises:
-        TransientError: there is no reply in it.
+        TransientError: it contains no reply.
         Refused: the provider blocked the question or the answer.
     """
     message = getattr(choice, "message", None)
@@ -105,7 +105,7 @@ def read_reply(completion: Any, choice: Any) -> ChatReply:
     text = refusal or content or ""
     if not isinstance(text, str):
         raise TransientError("the answer is not what this API promises: its content is no text")
-    # some servers give no reason; their reply is one if it says something
+    # some servers give no finish reason; then any text counts as a reply
     if not (refusal or ending in _WHOLE + _CUT or (not ending and text)):
         raise TransientError(f"the reply broke off: finish_reason {ending[:40] or 'is empty, and so is the reply'}")
     counted = getattr(completion, "usage", None)
@@ -123,12 +123,12 @@ def read_reply(completion: Any, choice: Any) -> ChatReply:
 
 
 def _first_tokens(choice: Any, text: str) -> tuple[tuple[str, float], ...] | None:
-    """The likeliest first tokens of the answer; None where a server gives none, or none that belong to it.
+    """Returns the most likely first tokens of the answer; None if a server returns none, or none of the answer's.
 
-    Some servers list the tokens of everything that was generated, the thoughts among them, and show the content alone:
-    it is looked for from the end. Where the thoughts stand in the content, the answer is what is behind them.
+    Some servers list the tokens of all generated text, including thoughts, but return only the content: it is then
+    searched for from the end. If the thoughts are part of the content, the answer is the text after them.
     """
-    # bytes where they are given: a token may be half a character
+    # bytes if available: a token may be half a character
     answer = text.rpartition("</think>")[2].strip().encode()
     try:
         entries = list(choice.logprobs.content)
@@ -140,14 +140,14 @@ def _first_tokens(choice: Any, text: str) -> tuple[tuple[str, float], ...] | Non
         while not whole[: starts[end]].rstrip().endswith(answer) and end and _END_TOKEN.fullmatch(pieces[end - 1]):
             end -= 1
         written = whole[: starts[end]].rstrip()
-        if answer.startswith(written.lstrip()) and written.lstrip():  # all of it, or the first tokens alone
+        if answer.startswith(written.lstrip()) and written.lstrip():  # the whole answer, or its first tokens
             begin = len(written) - len(written.lstrip())
         elif answer and written.endswith(answer):
             begin = len(written) - len(answer)
         else:
             return None
         first = max(index for index in range(end) if starts[index] <= begin)
-        if whole[starts[first] : begin].strip():  # it begins within a token, whose probability is of more than it
+        if whole[starts[first] : begin].strip():  # it begins within a token, whose probability covers more than that
             return None
         top: Sequence[Any] = entries[first].top_logprobs
         return tuple((str(entry.token), math.exp(min(entry.logprob, 0.0))) for entry in top) or None

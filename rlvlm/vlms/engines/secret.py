@@ -1,4 +1,4 @@
-"""The key to a paid API: read from a place that only its owner can read, and written nowhere."""
+"""The key of a paid API: read from a place that only its owner can read, and never written anywhere."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Secret:
-    """A value that is shown only when asked for: not in a repr, a log, a pickle or a traceback's message."""
+    """A value that is only shown on request: not in a repr, a log, a pickle or a traceback's message."""
 
     __slots__ = ("__value",)
 
@@ -22,11 +22,11 @@ class Secret:
         self.__value = value
 
     def reveal(self) -> str:
-        """The value, for the one call that needs it."""
+        """Returns the value, for the one call that needs it."""
         return self.__value
 
     def scrub(self, text: str) -> str:
-        """`text` with every occurrence of the value masked: servers like to repeat what they were sent."""
+        """Returns `text` with every occurrence of the value masked: servers like to repeat what they were sent."""
         return text.replace(self.__value, MASK) if self.__value else text
 
     def __bool__(self) -> bool:
@@ -40,18 +40,18 @@ class Secret:
 
 
 def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> Secret:
-    """The key that the config points to; an empty one where none is needed.
+    """Returns the key that the config points to; an empty one if none is needed.
 
-    A server of one's own (`base_url`) is never sent the provider's usual variable: a key must not reach a
-    server that it was not meant for.
+    A server of your own (`base_url`) never gets the key in the provider's usual variable, which is meant for the
+    provider only.
 
     Args:
-        config: names a file or a variable, or neither.
-        usual: variables that the provider's own tools read, the first that is set counts.
-        is_needed: whether there is no asking without a key.
+        config: settings that name a file or a variable, or neither.
+        usual: variables that the provider's own tools read; the first that is set counts.
+        is_needed: whether the server requires a key.
 
     Raises:
-        ModelUnavailable: there is no key where one is needed, or the file can be read by others or not at all.
+        ModelUnavailable: a required key is missing, or the file is readable by others or unreadable.
     """
     if config.key_file:
         return Secret(_read_file(Path(config.key_file).expanduser()))
@@ -66,10 +66,10 @@ def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> S
 
 
 def _read_file(file: Path) -> str:
-    """The one line in `file`, which only its owner may read."""
+    """Returns the single line in `file`, which only its owner may read."""
     try:
         with file.open("rb") as stream:
-            # mode of the open file: its name may lead elsewhere a moment later
+            # mode of the open file: its name may refer to another file a moment later
             mode = os.fstat(stream.fileno()).st_mode
             if stat.S_ISREG(mode) and mode & _OTHERS:
                 raise ModelUnavailable(

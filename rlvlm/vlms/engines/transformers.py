@@ -1,4 +1,4 @@
-"""Any chat VLM that `transformers` can run: the Qwen-VL and LLaVA families, the pocket models among them."""
+"""Engine for any chat VLM in `transformers`: the Qwen-VL and LLaVA families, including the pocket models."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ from rlvlm.vlms.processors import PillowProcessor
 
 
 class TransformersEngine:
-    """Chats in, texts or probabilities of texts out.
+    """Turns chats into texts or probabilities of texts.
 
     Args:
-        vlm: from `loading.load_vlm`.
-        config: names the seed of sampling, and what the weights are, for `traits`.
+        vlm: model from `loading.load_vlm`.
+        config: settings with the seed of sampling and, for `traits`, the kind of weights.
     """
 
     def __init__(self, vlm: LoadedVLM, config: VLMConfig) -> None:
@@ -33,26 +33,26 @@ class TransformersEngine:
     def generate(
         self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float, choices: Sequence[str] = ()
     ) -> list[ChatReply]:
-        """The model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
+        """Returns the model's reply to each chat: greedy at temperature 0, else sampled from the config's seed.
 
-        Where there are `choices` it is one of them: the likeliest, or one drawn by their probabilities.
+        With `choices` it is one of them: the most likely, or one sampled by their probabilities.
         """
         if choices:
             log_p = self.choice_log_p(chats, choices)
-            if temperature > 0:  # adding Gumbel noise to the logits and taking the largest draws from their softmax
+            if temperature > 0:  # the argmax of logits plus Gumbel noise samples from their softmax
                 log_p = log_p / temperature + np.random.default_rng(self._config.seed).gumbel(size=log_p.shape)
             return [ChatReply(text=choices[int(best)]) for best in log_p.argmax(axis=1)]
         model, tokenizer = self._vlm.model, self._vlm.processor.tokenizer
         texts = self._texts(chats)
         inputs = self._vlm.inputs(texts, chats)
-        # top_k 0: by default transformers keeps 50 tokens alone, whatever top-p would keep
+        # top_k 0: by default transformers keeps only 50 tokens, whatever top-p would keep
         sampling = (
             {"do_sample": False}
             if temperature == 0
             else {"do_sample": True, "temperature": temperature, "top_p": TOP_P, "top_k": 0}
         )
         devices = [model.device] if model.device.type == "cuda" else []
-        # sampling follows from the config's seed, and leaves the trainer's generator alone
+        # samples depend on the config's seed only, and leave the trainer's generator unchanged
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self._config.seed)
             tokens = model.generate(**inputs, max_new_tokens=max_new_tokens, **sampling)
@@ -66,11 +66,11 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def choice_log_p(self, chats: Sequence[Chat], choices: Sequence[str]) -> NDArray[np.float64]:
-        """[B, C] log-probability that the reply begins with each choice's whole token sequence.
+        """Returns [B, C], the log-probability that the reply begins with each choice's whole token sequence.
 
-        Where of the three labels only `-1` takes two tokens (the Qwen tokenizers) this is one forward pass: the first
-        of the two is appended to the chat; the position before it gives the first token of all labels, its own the
-        second of `-1`.
+        If of the three labels only `-1` takes two tokens (the Qwen tokenizers) this is a single forward pass: the first
+        of the two is appended to the chat; the position before it gives the first token of all labels, its own position
+        the second token of `-1`.
         """
         texts = list(map(without_thought, self._texts(chats)))
         inputs = self._vlm.inputs(texts, chats)
@@ -78,8 +78,7 @@ class TransformersEngine:
         scores = np.full((len(chats), len(choices)), -np.inf)
         for prefix in longest_prefixes(ids_of):
             logits = self._vlm.model(**_append(inputs, prefix), logits_to_keep=len(prefix) + 1, use_cache=False).logits
-            # float64: differences of log-probabilities decide between labels, and bfloat16 has three
-            # digits
+            # float64: small differences of log-probabilities decide between labels, and bfloat16 has only three digits
             log_p = logits.double().log_softmax(-1).cpu()  # [B, len(prefix) + 1, vocabulary]
             for index, ids in enumerate(ids_of):
                 if tuple(ids[:-1]) == prefix[: len(ids) - 1]:
@@ -87,7 +86,7 @@ class TransformersEngine:
         return scores
 
     def shrink(self, frames: Frames) -> Frames:
-        """The frames [L, H, W, 3] as the processor would resize them; as they are, where it is not known how."""
+        """Returns the frames [L, H, W, 3] resized as by the processor, or unchanged if its method is unknown."""
         image_processor = self._vlm.processor.image_processor
         if not (isinstance(self._vlm.processor, PillowProcessor) and can_replace(image_processor)):
             return frames
@@ -102,11 +101,11 @@ class TransformersEngine:
 
 
 def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Prefixes to append to a chat, one at a time, so that every token of `texts` is predicted.
+    """Returns prefixes to append to a chat, one at a time, so that every token of `texts` is predicted.
 
-    Their beginnings without the last token, each once, and none that another one continues.
+    These are the texts without their last tokens, each once, and none that is the beginning of another.
     """
-    # a prefix of another prefix is read on the way to it
+    # a prefix of another prefix is evaluated with it
     prefixes = list(dict.fromkeys(tuple(ids[:-1]) for ids in texts))
     return [
         prefix
@@ -116,7 +115,7 @@ def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _append(inputs: dict[str, torch.Tensor], tokens: Sequence[int]) -> dict[str, torch.Tensor]:
-    """The inputs with `tokens` added at the end of every chat."""
+    """Returns the inputs with `tokens` added at the end of every chat."""
     shape = inputs["input_ids"].shape
     extended = dict(inputs)
     for name, tensor in inputs.items():

@@ -1,9 +1,8 @@
-"""Chat VLMs on vLLM, an inference engine that takes requests as they come, keeps what prompts share, and spreads over
-GPUs.
+"""Chat VLMs on vLLM, an inference engine with continuous batching, prefix caching and multi-GPU support.
 
 vLLM pins its own torch and transformers, so this file is used in an environment of its own: `make vllm` builds it and
-`serving` gives it to the replica. `AsyncLLM` computes in processes of its own; `end_with_parent` is called in each of
-them, so that none outlives the replica and goes on holding a GPU.
+`serving` runs the replica in it. `AsyncLLM` computes in child processes; each of them calls `end_with_parent`, so that
+none outlives the replica and keeps holding a GPU.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ from rlvlm.vlms.processors import load_processor
 T = TypeVar("T")
 _SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU: one process beside ours computes, not two
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every replica of a machine is bound to the same cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise every replica of a machine is bound to the same cores
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
@@ -40,16 +39,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class VllmCore:
-    """An `AsyncLLM`, started: that takes seconds for a small model, minutes for a big one that is compiled.
+    """A started `AsyncLLM`; starting takes seconds for a small model, minutes for a big one that is compiled.
 
-    It lives on an event loop of its own in a thread of its own; its coroutines may be awaited on any loop, and a caller
-    that is cancelled has its request aborted.
+    It runs on an event loop in a thread of its own; its coroutines may be awaited on any loop, and cancelling a caller
+    aborts its request.
 
     Args:
-        config: names model, precision and seed.
-        settings: of the engine itself.
-        max_requests: computed at once; more of them wait.
-        max_images: in one request.
+        config: model, precision and seed.
+        settings: settings of the engine itself.
+        max_requests: maximum number of concurrent requests; more of them wait.
+        max_images: maximum number of images in one request.
         options: further arguments of vLLM's `AsyncEngineArgs`.
 
     Raises:
@@ -75,9 +74,9 @@ class VllmCore:
         self._images: Any = load_processor(folder, self._engine.model_config.hf_config, config).image_processor
         self._resizes = hasattr(self._images, "merge_size")
         self.window: int = self._engine.model_config.max_model_len
-        """Tokens of prompt and reply together."""
+        """Maximum tokens of prompt and reply together."""
         self.dtype = str(self._engine.model_config.dtype).removeprefix("torch.")
-        """Type of the weights, such as `bfloat16`."""
+        """Dtype of the weights, such as `bfloat16`."""
 
     async def _start(self, options: dict[str, Any]) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports] - not installed here
@@ -86,24 +85,24 @@ class VllmCore:
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of `work`; for callers without an event loop, in any thread."""
+        """Runs `work` and returns its result; for callers without an event loop, in any thread."""
         return self._loop.run(work)
 
     async def ask(
         self, prompt_ids: Sequence[int], images: Sequence[Pixels], sampling: dict[str, Any], lora: Any = None
     ) -> Any:
-        """The whole `RequestOutput` of one request, which is aborted when the task that awaits it is cancelled.
+        """Returns the whole `RequestOutput` of one request, which is aborted if the awaiting task is cancelled.
 
         Args:
-            prompt_ids: with one token for each image; the engine puts in as many as the image takes.
+            prompt_ids: with one token for each image; the engine expands it to as many as the image takes.
             images: [H, W, 3] each.
-            sampling: of vLLM's `SamplingParams`.
-            lora: a `LoRARequest`; None takes the model as it is.
+            sampling: arguments of vLLM's `SamplingParams`.
+            lora: a `LoRARequest`; None: no adapter.
 
         Raises:
-            ValueError: the engine does not take this request, such as a prompt beyond its window.
+            ValueError: the engine does not accept this request, such as a prompt beyond its window.
             RuntimeError: it failed on this request.
-            ModelUnavailable: it is dead.
+            ModelUnavailable: the engine is dead.
         """
         return await self._loop.on_loop(self._ask(prompt_ids, images, sampling, lora))
 
@@ -116,7 +115,7 @@ class VllmCore:
 
         request: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
         if images:
-            if self._resizes:  # by Pillow as everywhere else: what vLLM's environment has for it rounds differently,
+            if self._resizes:  # by Pillow as everywhere else: the resizing of vLLM's environment rounds differently,
                 # which moved a small judge's probabilities by 0.008
                 images = [resize(image, self._images) for image in images]
                 request["mm_processor_kwargs"] = {"do_resize": False}
@@ -124,7 +123,7 @@ class VllmCore:
         params = self.vllm.SamplingParams(**sampling, output_kind=RequestOutputKind.FINAL_ONLY)
         name = f"r{next(self._numbers)}"
         try:
-            # only the final output comes: tokens one by one would cost a wake-up each
+            # only the final output: each token would cost a wake-up
             outputs = [output async for output in self._engine.generate(request, params, name, lora_request=lora)]
         except EngineDeadError as error:
             raise ModelUnavailable("vLLM's engine has died", "look at the replica's log") from error
@@ -136,34 +135,34 @@ class VllmCore:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its processes are gone: it will answer nothing any more."""
+        """Whether its processes have died: it cannot answer any more."""
         return self._engine.errored
 
     async def add_lora(self, lora: Any) -> None:
-        """Loads an adapter, a `LoRARequest`, beside those that are loaded; raises what the engine raises."""
+        """Loads an adapter, a `LoRARequest`, beside those already loaded; raises the engine's errors."""
         await self._loop.on_loop(self._engine.add_lora(lora))
 
     async def remove_lora(self, lora: Any) -> None:
-        """Forgets an adapter."""
+        """Unloads an adapter."""
         await self._loop.on_loop(self._engine.remove_lora(lora.lora_int_id))
 
     async def replace_weights(self, method: str, **arguments: Any) -> None:
-        """Has `method` of the workers put other weights in the place of the model's; raises what the engine raises."""
+        """Calls `method` of the workers to replace the model's weights; raises the engine's errors."""
         await self._loop.on_loop(self._engine.collective_rpc(method, kwargs=arguments))
-        # it empties its caches of images and does not tell the scheduler, which would count on them and die
+        # it empties its image caches without telling the scheduler, which would rely on them and die
         await self._loop.on_loop(self._engine.reset_mm_cache())
         await self._loop.on_loop(self._engine.reset_encoder_cache())
 
     async def forget_prefixes(self) -> None:
-        """Empties the cache of computed beginnings: those of other weights must not be used again."""
+        """Empties the prefix cache: prefixes computed with other weights must not be reused."""
         await self._loop.on_loop(self._engine.reset_prefix_cache())
 
     async def sleep(self) -> None:
-        """Moves the weights to main memory and lets the cache of keys and values go."""
+        """Moves the weights to main memory and frees the key-value cache."""
         await self._loop.on_loop(self._engine.sleep(level=1))
 
     async def wake(self) -> None:
-        """Moves the weights back; what was computed before is forgotten."""
+        """Moves the weights back and drops computed prefixes."""
         await self._loop.on_loop(self._engine.wake_up())
         await self.forget_prefixes()
 
@@ -173,13 +172,13 @@ class VllmCore:
 
 
 class VllmEngine:
-    """Chats in, texts or probabilities of texts out, one at a time: the engine merges what is under way.
+    """Turns chats into texts or probabilities of texts, one at a time: the engine batches concurrent requests.
 
     Args:
-        config: names model, adapter, precision and seed.
-        settings: of the engine itself.
-        max_requests: chats computed at once.
-        max_images: in one chat.
+        config: model, adapter, precision and seed.
+        settings: settings of the engine itself.
+        max_requests: maximum number of concurrent chats.
+        max_images: maximum number of images in one chat.
 
     Raises:
         ModelUnavailable: vLLM is not installed here, or the weights are missing or cannot be loaded.
@@ -202,16 +201,16 @@ class VllmEngine:
         )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Result of `work`; for callers without an event loop."""
+        """Runs `work` and returns its result; for callers without an event loop."""
         return self._core.run(work)
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
     ) -> ChatReply:
-        """The model's reply: greedy at temperature 0, else sampled from the config's seed; see `chats.AsyncEngine`.
+        """Returns the reply: greedy at temperature 0, else sampled from the config's seed; see `chats.AsyncEngine`.
 
-        Where there are choices and `EngineConfig.structured` holds, it is one of them: the engine masks every token
-        that would lead elsewhere. Raises as `VllmCore.ask` does.
+        With choices and `EngineConfig.structured` it is one of them: the engine masks every token that would lead
+        elsewhere. Raises as `VllmCore.ask` does.
         """
         if request.wants_log_probs:
             return ChatReply(choice_log_p=await self.choice_log_p(request.chat, request.choices))
@@ -228,10 +227,10 @@ class VllmEngine:
         return ChatReply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
 
     async def choice_log_p(self, chat: Chat, choices: Sequence[str]) -> NDArray[np.float64]:
-        """[C] log-probability that the reply begins with each choice's whole token sequence.
+        """Returns [C], the log-probability that the reply begins with each choice's whole token sequence.
 
-        One request per beginning that the choices share, shortest first, so that prefix caching spares the images
-        and the chat in all but the first. Raises as `VllmCore.ask` does.
+        Makes one request per prefix shared by choices, shortest first, so that prefix caching saves the images and the
+        chat in all but the first. Raises as `VllmCore.ask` does.
         """
         prompt_ids = self._tokens(without_thought(self._text(chat)))
         ids_of = [self._tokens(choice) for choice in choices]
@@ -257,37 +256,37 @@ class VllmEngine:
 
 
 def lora_request(name: str, number: int, folder: Path) -> Any:
-    """An adapter as vLLM wants it: it loads each number once, so other weights need another one."""
+    """Returns vLLM's request for an adapter; vLLM loads each number once, so other weights need another number."""
     from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports] - not installed here
 
     return LoRARequest(name, number, str(folder.resolve()))
 
 
 def end_with_parent() -> None:
-    """Has the kernel end this process, one of the engine's own, as soon as the replica that started it is gone.
+    """Makes the kernel end this process, one of the engine's own, as soon as the replica that started it ends.
 
-    vLLM calls it in each of its processes, by the entry point `vllm.general_plugins`. A replica that is killed cannot
-    end them itself.
+    vLLM calls it in each of its processes, through the entry point `vllm.general_plugins`. A killed replica cannot end
+    them itself.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # the parent was gone before the call: the kernel's signal would never come
+    # the parent ended before the call: the kernel's signal would never come
     if os.getppid() != parent.pid:
         os._exit(1)
 
 
 def _import_vllm(settings: EngineConfig) -> Any:
-    """The package, with the settings that it reads on import."""
-    # set before the import, which reads them once; what the user has set stays
+    """Imports the package, with the settings that it reads on import."""
+    # set before the import, which reads them once; the user's own settings take precedence
     os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cache_gib))  # it reads whole numbers alone
-    from rlvlm.vlms.devices import use_own_segments  # torch, which vLLM brings
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(settings.cache_gib))  # it only reads integers
+    from rlvlm.vlms.devices import use_own_segments  # torch, which vLLM depends on
 
     use_own_segments()
     if settings.eager:
-        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # vLLM's sampler compiles itself all the same
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")  # vLLM's sampler compiles itself anyway
     try:
         import vllm
     except ImportError as error:
@@ -301,9 +300,9 @@ def _import_vllm(settings: EngineConfig) -> Any:
 def _engine_args(
     config: VLMConfig, engine: EngineConfig, folder: Path, max_requests: int, max_images: int
 ) -> dict[str, Any]:
-    """Our config as vLLM's engine arguments."""
+    """Converts our config to vLLM's engine arguments."""
     bounds = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
-    return {  # what is None is left to vLLM
+    return {  # None leaves a value to vLLM
         "model": str(folder),
         "dtype": config.dtype,
         "quantization": "bitsandbytes" if config.quantization == "nf4" else None,
@@ -315,7 +314,7 @@ def _engine_args(
         "gpu_memory_utilization": engine.memory_share,
         "tensor_parallel_size": engine.tensor_parallel,
         "distributed_executor_backend": "mp" if engine.tensor_parallel > 1 else "uni",
-        # memory is set aside for as many as are allowed, so videos, which are not sent, are not
+        # memory is reserved for the allowed number, so videos, which are never sent, are not allowed
         "limit_mm_per_prompt": {"image": max_images, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
         "max_lora_rank": engine.max_lora_rank,
