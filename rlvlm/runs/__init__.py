@@ -1,1 +1,1 @@
-"""A run: its config, session, loop and folder."""
+"""A run: its config, Ray session, loop and folder."""

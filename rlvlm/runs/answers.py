@@ -1,4 +1,4 @@
-"""A run's logged labels as items and answers of the judge bench, so that its figures are the bench's."""
+"""A run's logged labels as items and answers of the judge bench, so that both compute the same metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,29 +12,29 @@ from rlvlm.judge_bench.items import Item
 _TRUTHS, _SHARES = ("ground_truth_score_1", "ground_truth_score_2"), ("p_left", "p_right", "p_tie")
 _RETURNS = ("return_1", "return_2")
 RETURN = "true return"
-"""Name of the truth where an env measures no progress."""
+"""Name of the ground truth if an env measures no progress."""
 _LABELS = {("ok", "0"): "left", ("ok", "1"): "right"}
-"""By status and code of the log."""
+"""Label by status and code of the log."""
 MAX_TEXT = 1_000
-"""Characters kept of an answer's text."""
+"""Maximum number of characters kept of an answer's text."""
 
 
 def final_answers(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The rows of a query log in the order in which they were asked, one per query: without a judge's answers to
-    queries that a person was asked after it.
+    """Returns the rows of a query log in the order of asking, one per query: without a judge's answers to queries that
+    were later put to a person.
     """
-    # an older rlvlm wrote neither column, and no such rows
+    # an older rlvlm wrote neither these columns nor such rows
     final = [row for row in rows if row.get("used_step") or not row.get("answered_by")]
     return sorted(final, key=lambda row: int(row["env_step"]))  # a person's answers come late
 
 
 def truth_name(rows: Sequence[Mapping[str, str]]) -> str:
-    """What the answers of a query log are held against: `progress`, or `true return` where the env measures none."""
+    """Returns the ground truth of a query log: `progress`, or `true return` if the env measures none."""
     return "progress" if any(row.get(_TRUTHS[0]) or row.get("ground_truth_score") for row in rows) else RETURN
 
 
 def logged_truths(rows: Sequence[Mapping[str, str]]) -> NDArray[np.float64]:
-    """[N, 2] true progress of left and right; without any the true returns, as shares of their widest gap."""
+    """Returns [N, 2], true progress of left and right; without it the true returns, scaled by their widest gap."""
     names = _TRUTHS if truth_name(rows) == "progress" else _RETURNS
     values = np.array([[float(row.get(name) or np.nan) for name in names] for row in rows]).reshape(-1, 2)
     gaps = np.abs(values[:, 1] - values[:, 0])
@@ -44,12 +44,12 @@ def logged_truths(rows: Sequence[Mapping[str, str]]) -> NDArray[np.float64]:
 
 
 def logged_pairs(rows: Sequence[Mapping[str, str]], task: str, goal: str = "") -> tuple[list[Item], list[Answer]]:
-    """What was asked, and what was said of it; unknown truths are NaN, and there are no images.
+    """Returns a run's questions and answers; unknown truths are NaN, and there are no images.
 
     Args:
-        rows: [N] of `vlm_query_log.csv`.
-        task: of the run.
-        goal: of its judge.
+        rows: [N] rows of `vlm_query_log.csv`.
+        task: task of the run.
+        goal: goal of its judge.
     """
     items, answers = [], []
     for place, (row, (left, right)) in enumerate(zip(rows, logged_truths(rows).tolist(), strict=True)):
@@ -73,5 +73,5 @@ def logged_pairs(rows: Sequence[Mapping[str, str]], task: str, goal: str = "") -
 
 
 def pair_of(goal: str, truth: tuple[float, float]) -> Item:
-    """A pair whose images are not at hand."""
+    """Returns a pair without images."""
     return Item(kind="pair", case="pair", goal=goal, sides=(), truth=truth)

@@ -1,7 +1,7 @@
-"""The checkpoints of a run: whole step folders, the links `last` and `best`, and how many are kept.
+"""The checkpoints of a run: complete step folders, the links `last` and `best`, and how many to keep.
 
-On clusters the variable RLVLM_SCRATCH may name a fast disk that is purged now and then: checkpoints are written there
-first, and the newest and the best are copied to the run's folder, so what a run needs never lies on scratch alone.
+On clusters the variable RLVLM_SCRATCH may name a fast disk that is purged from time to time: checkpoints are first
+written there, and the newest and the best are copied to the run's folder, so that no needed file is on scratch alone.
 """
 
 import hashlib
@@ -24,41 +24,41 @@ STATE = "run.json"
 _OTHERS = "name another checkpoint of the run"
 VARIABLE = "RLVLM_SCRATCH"
 KEPT_AT_HOME = 1
-"""Newest checkpoints in the run's folder, besides the best, where there is a fast disk."""
+"""Number of newest checkpoints in the run's folder, besides the best, if there is a fast disk."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """What the run loop itself remembers across an interruption; the algorithm's state lies beside it."""
+    """The run loop's own state in a checkpoint; the algorithm's state is saved beside it."""
 
     env_steps: int
     """Env steps taken so far."""
     wall_s: float
-    """Seconds spent in training so far, over all starts of the run."""
+    """Seconds of training so far, over all starts of the run."""
     peak_rss_mb: float
-    """Largest memory of all processes together so far, in MiB."""
+    """Peak memory of all processes together so far, MiB."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Every setting that the run had but its place, by dotted name."""
+    """Every setting of the run except its folder, by dotted name."""
     changes: tuple[str, ...] = ()
-    """Which settings were changed on the way, from which step on, in words."""
+    """Settings changed during the run, with the step of the change, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One finished step folder, sound or not."""
+    """One finished step folder, possibly corrupt."""
 
     path: Path
 
     @property
     def step(self) -> int:
-        """Env steps by which it was saved, as its name says."""
+        """Env steps at which it was saved, from its name."""
         return int(self.path.name.removeprefix(PREFIX))
 
     @property
     def state(self) -> RunState:
-        """What the run loop remembered.
+        """Reads the run loop's state.
 
         Raises:
             CorruptCheckpoint: it cannot be read.
@@ -71,14 +71,14 @@ class Checkpoint:
 
     @property
     def algorithm(self) -> Path:
-        """Where the algorithm keeps its own files."""
+        """Folder of the algorithm's own files."""
         return self.path / "algorithm"
 
     def check(self) -> None:
-        """Checks that every file is as it was written.
+        """Checks that every file is unchanged since it was written.
 
         Raises:
-            CorruptCheckpoint: says which file is not.
+            CorruptCheckpoint: a file is not; the message names it.
         """
         check_folder(self.path)
         if (self.algorithm / MANIFEST).exists():  # a user's own algorithm need not write one
@@ -88,33 +88,33 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The folder `checkpoints/`, and a second one on a fast disk where there is one.
+    """The folder `checkpoints/`, and a second one on a fast disk if there is one.
 
     Args:
-        path: the folder; it is made at the first checkpoint.
-        keep: newest checkpoints kept, besides the best.
-        scratch: folder on the fast disk. It then keeps as many, and `path` the newest and the best.
+        path: the folder; created by the first checkpoint.
+        keep: number of newest checkpoints to keep, besides the best.
+        scratch: folder on the fast disk, which then keeps that number, and `path` only the newest and the best.
     """
 
     def __init__(self, path: Path, keep: int, scratch: Path | None = None) -> None:
         self.path = path
-        # the run's folder keeps what a run needs; more of them lie on the fast disk
+        # the run's folder keeps what a run needs; further checkpoints are on the fast disk
         self._keep = KEPT_AT_HOME if scratch else keep
         self._scratch = CheckpointStore(scratch, keep) if scratch else None
 
     def save(self, state: RunState, write: Callable[[Path], None], is_best: bool) -> Path:
-        """Makes the step folder of `state` in one move: it exists whole or not at all, on scratch and at `path`.
+        """Writes the step folder of `state` atomically, on scratch and at `path`.
 
         Args:
-            state: the run loop's own numbers.
-            write: makes the folder it is given, with the algorithm's files.
-            is_best: whether the link `best` moves here.
+            state: state of the run loop.
+            write: writes the algorithm's files into the given folder.
+            is_best: whether to move the link `best` to it.
 
         Returns:
-            The step folder at `path`; where scratch refuses, it is the only one.
+            The step folder at `path`, or on scratch if scratch refused the write.
 
         Raises:
-            OSError: the disk of `path` refused; older checkpoints are untouched.
+            OSError: writing to `path` failed; older checkpoints are unchanged.
         """
         fast: Path | None = None
         if self._scratch is not None:
@@ -124,7 +124,7 @@ class CheckpointStore:
                 logger.warning("cannot write a checkpoint to scratch, so it goes to %s: %s", self.path, error)
         final = self.path / f"{PREFIX}{state.env_steps:08d}"
         partial = self.path / f".{final.name}.partial"
-        if not final.exists():  # the state of a step is always the same, so one that is there stays
+        if not final.exists():  # the state of a step never differs, so an existing folder stays
             shutil.rmtree(partial, ignore_errors=True)
             try:
                 partial.mkdir(parents=True)
@@ -133,13 +133,13 @@ class CheckpointStore:
                 else:
                     shutil.copytree(fast / "algorithm", partial / "algorithm")
                 write_whole(partial / STATE, json.dumps(asdict(state)))
-                # files for which the algorithm's own manifest speaks are not hashed a second time
+                # files covered by the algorithm's own manifest are not hashed again
                 manifest = partial / "algorithm" / MANIFEST
                 spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
                 files = sorted(path for path in partial.rglob("*") if path.is_file())
                 own = [file for file in files if file.parent != manifest.parent or file.name not in spoken_for]
                 write_manifest(partial, [str(file.relative_to(partial)) for file in own])
-                # on the disk before it gets its name: a power cut leaves a whole checkpoint or none
+                # synced before it gets its name: a power cut leaves a complete checkpoint or none
                 sync_tree(partial)
                 os.replace(partial, final)
             except BaseException:
@@ -156,32 +156,30 @@ class CheckpointStore:
         return final
 
     def all(self) -> list[Checkpoint]:
-        """The finished checkpoints, oldest first, the copies at `path` where scratch has them too; nobody has looked
-        yet whether they are sound.
-        """
+        """Returns the finished checkpoints, oldest first, copies at `path` rather than on scratch; maybe corrupt."""
         found = {checkpoint.path.name: checkpoint for checkpoint in reversed(list(self.newest_first()))}
         return list(found.values())
 
     def newest_first(self) -> Iterable[Checkpoint]:
-        """What a run may go on from, in this order: of each step the copy at `path` before that on scratch."""
-        # sorting is stable: of equal steps the copy at home stays before that on scratch
+        """Returns the checkpoints to resume from, in this order; of each step the copy at `path` comes first."""
+        # sorting is stable: for equal steps the copy at `path` stays before that on scratch
         copies = [*self._own(), *(self._scratch.all() if self._scratch else ())]
         return sorted(copies, key=lambda checkpoint: checkpoint.step, reverse=True)
 
     def _own(self) -> list[Checkpoint]:
-        """Those at `path`, oldest first."""
+        """Returns the checkpoints at `path`, oldest first."""
         found = (path for path in self.path.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
         return sorted(map(Checkpoint, found), key=lambda checkpoint: checkpoint.step)
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint of the best evaluation, or the newest where none was marked."""
-        # a dangling or missing link resolves to no checkpoint, and the newest stands in for it
+        """Returns the checkpoint of the best evaluation, or the newest if none is marked."""
+        # a dangling or missing link leads to no checkpoint, and the newest replaces it
         target = resolved(self.path / "best")
         found = self._own()
         return next((c for c in found if c.path.resolve() == target), found[-1] if found else None)
 
     def clear_unfinished(self) -> None:
-        """Removes what a killed process left half written; only for a process that holds the run's folder."""
+        """Removes half-written files of a killed process; only for a process that holds the run's folder."""
         for path in self.path.glob(".*.partial"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -191,7 +189,7 @@ class CheckpointStore:
             self._scratch.clear_unfinished()
 
     def discard_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps than `step`: they could not be read."""
+        """Removes the checkpoints after `step`: they could not be read."""
         if self._scratch is not None:
             self._scratch.discard_after(step)
         for checkpoint in self._own():
@@ -209,8 +207,8 @@ class CheckpointStore:
 
 
 def resolved(path: Path) -> Path:
-    """`path` with its links followed, also where a file that holds a name stands in for a link."""
-    # a file of some tens of bytes; anything larger is none of ours
+    """Returns `path` with its links followed, including files that contain a name instead of a link."""
+    # such a file has some tens of bytes; anything larger is not ours
     if path.name in ("last", "best") and path.is_file() and path.stat().st_size < 100:
         return path.with_name(path.read_text()).resolve()
     return path.resolve()
@@ -219,17 +217,17 @@ def resolved(path: Path) -> Path:
 def newest_sound(
     candidates: Iterable[Checkpoint], log: Callable[[CorruptCheckpoint], None] = lambda damage: None
 ) -> Checkpoint | None:
-    """The first of `candidates` all of whose files are as they were written; None where there are none at all.
+    """Returns the first of `candidates` whose files are all intact; None if there are no candidates.
 
     Args:
-        candidates: as `newest_first` gives them.
-        log: takes what is wrong with each that is passed over.
+        candidates: as returned by `newest_first`.
+        log: called with the error of each corrupt one.
 
     Raises:
-        CorruptCheckpoint: there are some, and none is sound.
+        CorruptCheckpoint: there are candidates, but all are corrupt.
     """
     damage: CorruptCheckpoint | None = None
-    # the first sound one is taken; older ones are not looked at, which for large policies takes minutes
+    # stops at the first intact one: checking a large policy takes minutes
     for checkpoint in candidates:
         try:
             checkpoint.check()
@@ -246,15 +244,15 @@ def newest_sound(
 
 
 def checkpoint_store(path: Path, keep: int) -> CheckpointStore:
-    """The store of a run's checkpoints in `path`, and on scratch too where the environment names one.
+    """Returns the store of a run's checkpoints in `path` and, if the environment names one, on a scratch disk.
 
     Args:
         path: the folder `checkpoints/` of a run.
-        keep: newest checkpoints kept, besides the best.
+        keep: number of newest checkpoints to keep, besides the best.
     """
     scratch = os.environ.get(VARIABLE, "")
     if not scratch:
         return CheckpointStore(path, keep)
     place = path.absolute().parent
-    digest = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # runs of one name in two places stay apart
+    digest = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # keeps runs of one name in two places apart
     return CheckpointStore(path, keep, Path(scratch).expanduser() / f"{place.name}-{digest}" / path.name)

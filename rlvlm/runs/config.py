@@ -1,6 +1,6 @@
-"""What every run's configuration has, whatever its kind (`rlvlm.runs.kinds`); the command line overrides its fields.
+"""Settings shared by runs of all kinds (`rlvlm.runs.kinds`); the command line overrides the fields.
 
-Imports only the packages' config files, never torch or ray: `rlvlm --help` starts at once.
+Imports only the packages' config files, never torch or ray, so that `rlvlm --help` starts at once.
 """
 
 import math
@@ -25,7 +25,7 @@ from rlvlm.serving.config import PlacementConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
-    """How the policy is evaluated on the true task."""
+    """Evaluation of the policy on the true task."""
 
     every_steps: int = 2_500
     """Env steps between evaluations."""
@@ -42,25 +42,25 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackConfig:
-    """What else a run stores and shows besides its folder."""
+    """Metrics and checkpoints that a run stores and shows."""
 
     log_every_steps: int = 1_000
-    """Env steps between rows of metrics.jsonl, and between lines where there is no live panel."""
+    """Env steps between rows of metrics.jsonl, and between log lines if there is no live panel."""
     checkpoint_every_steps: int = 5_000
     """Env steps between checkpoints."""
     keep_checkpoints: int = 2
-    """Newest checkpoints kept, besides the best."""
+    """Number of newest checkpoints to keep, besides the best."""
     wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases; online needs a key."""
+    """Weights & Biases mode; online needs a key."""
     wandb_project: str = "rlvlm"
-    """Its project."""
+    """Project in Weights & Biases."""
     dashboard: bool = False
-    """Whether a Ray started by the run opens its dashboard."""
+    """Whether to open the dashboard of a Ray started by the run."""
     dashboard_port: int = 8265
     """Port of that dashboard, on the loopback address."""
     bench: str = ""
-    """bench.json of the run's judge (`rlvlm judge-bench`): the run's card shows its figures beside its own. Empty: that
-    of a teacher `measured`, if any."""
+    """bench.json of the run's judge (`rlvlm judge-bench`), whose figures the run's card compares with its own. Empty:
+    that of a teacher `measured`, if any."""
 
     def __post_init__(self) -> None:
         check_least(self, "track", 1, "log_every_steps", "checkpoint_every_steps", "keep_checkpoints")
@@ -69,41 +69,41 @@ class TrackConfig:
 
 JUDGE_ROLE = "the judge"
 GOAL_IMAGE = "goal_image.png"
-"""In a run's folder: what its judge is shown beside every question."""
+"""File in a run's folder with the goal image shown to its judge with every question."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """Processes of a run that do the same."""
+    """Processes of a run with the same task."""
 
     name: str
     count: int = 1
     cpus: float = 0.0
-    """CPU cores of each."""
+    """CPU cores of each process."""
     gpus: float = 0.0
-    """GPUs of each; below 1 it shares a GPU."""
+    """GPUs of each process; below 1 it shares a GPU."""
     setting: str
-    """The setting that makes them fewer, or ask for less."""
+    """Setting that reduces their number or their resources."""
     gpu_setting: str = ""
-    """That gives each a GPU, where they compute with the policy."""
+    """Setting that gives each a GPU, for processes that compute with the policy."""
     is_own: bool = False
-    """Whether it is the run's own process, which stays where it is."""
+    """Whether it is the run's own process, which cannot be placed elsewhere."""
     is_served: bool = False
-    """Whether Ray Serve places them, and not RLlib."""
+    """Whether Ray Serve places them, as opposed to RLlib."""
     learns: bool = False
-    """Whether they hold the policy that is trained, with its gradients."""
+    """Whether they hold the policy in training, with its gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(ABC):
-    """What the configuration of every run has. Its kind, which is that of the task's env, adds sections of its own and
-    says what differs: a run is a `StepsRun`, a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`.
+    """Settings that every run has. Its kind, that of the task's env, adds sections and methods: a run is a `StepsRun`,
+    a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`.
     """
 
     kind: ClassVar[str] = ""
-    """That of the task's env: steps, turns or chunks."""
+    """Kind of the task's env: steps, turns or chunks."""
     algorithm: ClassVar[str] = ""
-    """The algorithm that learns."""
+    """Name of the learning algorithm."""
     may_change: ClassVar[tuple[str, ...]] = (
         *("steps", "eval.*", "track.*"),
         # what a judge, an engine and the run itself run on
@@ -115,26 +115,26 @@ class RunConfig(ABC):
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),
         *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.max_invalid_share"),
     )
-    """Patterns of the settings that a run may be resumed with after they were changed. The others say what it is."""
+    """Patterns of the settings that may change when a run is resumed. The others define what it is."""
     task: tyro.conf.Suppress[str]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
     """Goal phrase of the prompt; empty: the task's own."""
     goal_image: str = ""
-    """File with an image of the goal, which the judge is shown with every question; a copy stays in the run's folder.
+    """File with an image of the goal, shown to the judge with every question; a copy is stored in the run's folder.
     Empty: none."""
     steps: int = 20_000
-    """Env steps of the run."""
+    """Number of env steps of the run."""
     seed: int = 0
-    """Seeds env, networks, sampling and queries."""
+    """Seed of env, networks, sampling and queries."""
     out: Path | None = None
-    """The run's folder; by default runs/TASK/<time>."""
+    """Folder of the run; by default runs/TASK/<time>."""
     reward: Any = None
-    """Where the reward comes from."""
+    """Source of the reward."""
     algo: Any = None
-    """How the policy learns from it."""
+    """Settings of learning from the reward."""
     env: EnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """The task's env; by default as the task sets it up."""
+    """Settings of the task's env; by default the task's own."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     serve: PlacementConfig = field(default_factory=PlacementConfig)
@@ -142,7 +142,7 @@ class RunConfig(ABC):
 
     def __post_init__(self) -> None:
         if self.env is None:
-            with suppress(UsageError):  # of a task that is not there, or cannot be imported
+            with suppress(UsageError):  # the task does not exist, or cannot be imported
                 object.__setattr__(self, "env", task_env(self.task))
         if not isinstance(self.env, KIND_CONFIGS[self.kind]):
             if self.env is not None and type(self.env) is not EnvConfig:
@@ -152,12 +152,12 @@ class RunConfig(ABC):
         check_least(self, "", 1, "steps")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
-        # every comparison with a bound lets NaN pass, and NaN alone differs from itself
+        # NaN passes every comparison with a bound, and only NaN differs from itself
         leaves = {name: value if isinstance(value, list) else [value] for name, value in flat(self).items()}
         if names := [name for name, values in leaves.items() if any(value != value for value in values)]:
             raise ValueError(f"{', '.join(names)} must be a number, got nan")
         check_env_settings(self.task, self.env)
-        # Serve gives a call up after `serve.timeout_s`; by then the API itself must have answered or been given up
+        # Serve gives up a call after `serve.timeout_s`; the API must have answered or failed by then
         judge, api = self.judge, self.judge.api
         longest_s = math.ceil(judge.batch_size / api.concurrency) * api.deadline_s
         if judge.is_remote and longest_s >= self.serve.timeout_s:
@@ -173,34 +173,34 @@ class RunConfig(ABC):
             )
         self.check()
 
-    # What a kind says.
+    # Methods that each kind implements.
 
     @abstractmethod
     def check(self) -> None:
-        """Raises ValueError where settings of two sections contradict each other, or one leaves another without effect
+        """Raises ValueError if settings of two sections contradict each other, or one makes another useless in a way
         that no recipe has; see also `why_unused`.
         """
 
     @abstractmethod
     def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
-        """Yields what leaves what without effect: whether it does so in this run, the setting that is why, and patterns
-        of those that have none then.
+        """Yields rules for useless settings: whether the rule applies to this run, the setting that causes it, and
+        patterns of the settings that then have no effect.
         """
 
     @abstractmethod
     def smoke(self) -> Self:
-        """This run, shortened to minutes: all parts run, nothing is trained to convergence. Long episodes are fewer."""
+        """Returns this run shortened to minutes: all parts run, nothing converges. Long episodes are fewer."""
 
     def starting_for(self, settings: Mapping[str, Any]) -> Self:
-        """This run with the preset that `settings` name, whose name alone would be a false label."""
+        """Returns this run with the preset in `settings`, because the name alone would be a false label."""
         named = settings.get("algo.preset", self.preset)
         return self if named == self.preset else self.with_preset(str(named))
 
     def with_preset(self, preset: str) -> Self:
-        """This run with the estimator, the loss and the rollouts of a preset; all else stays as the recipe has it.
+        """Returns this run with the estimator, the loss and the rollouts of a preset; the rest stays as in the recipe.
 
         Raises:
-            UsageError: there is no such preset for this kind.
+            UsageError: this kind has no such preset.
         """
         raise UsageError(
             f"algo.preset {preset} is for envs in turns and chunks, {self.task} is one in {self.kind}", "leave it out"
@@ -208,48 +208,48 @@ class RunConfig(ABC):
 
     @abstractmethod
     def own_roles(self) -> list[Role]:
-        """The processes that a run starts beside its own and the judge's; some may have a count of 0."""
+        """Returns the processes that a run starts besides its own and the judge's; some may have a count of 0."""
 
     @abstractmethod
     def networks(self) -> dict[str, tuple[str, str, str]]:
-        """Networks in the run's own process, by the section of the command line that names each: device, model (a hub
-        name or a folder; empty where it needs none) and the model's revision.
+        """Returns the networks in the run's own process, by the section of the command line: device, model (hub name or
+        folder; empty if it needs none) and the model's revision.
         """
 
     @abstractmethod
     def folders(self) -> dict[str, tuple[str, str]]:
-        """Folders that settings name, beside those of models, by setting: path, and a file that must be in it."""
+        """Returns folders that settings name, other than models, by setting: path, and a file that must be in it."""
 
     def models(self) -> dict[str, str]:
-        """Models by the setting that names them, empty where it names none."""
+        """Returns the models by the setting that names them; empty if there is none."""
         return {"judge.model": self.judge.model} if self.reward.asks_judge else {}
 
     def notes(self) -> list[str]:
-        """What a user should know before the run starts, of what differs by kind."""
+        """Returns what a user should know before the run starts and that depends on the kind."""
         return []
 
     def check_policy(self) -> None:  # noqa: B027 - most kinds have none
-        """Raises UsageError unless the files of a policy's model go with the env, which may be made for that."""
+        """Raises UsageError unless the files of a policy's model match the env, which may be made for the check."""
 
     @abstractmethod
     def check_objects(self) -> None:
-        """Raises UsageError unless what settings name by `module:NAME`, a measured judge's table and the policy that
-        the run starts from can be read; imports torch.
+        """Raises UsageError if objects named by `module:NAME`, a measured judge's table or the initial policy cannot be
+        read; imports torch.
         """
 
     @abstractmethod
     def judge_knows(self) -> list[str]:
-        """The tasks of which the judge knows this run's kind of question; empty where it is a general model."""
+        """Returns the tasks that the judge knows, for this run's kind of question; empty for a general model."""
 
     @property
     def max_queries(self) -> int:
-        """Most questions that a run can ask, by its sessions to the last step and its budget; 0 without a teacher."""
-        # one for each turn or episode, and the shortest has one step
+        """Returns the maximum number of questions of the run, from its sessions and budget; 0 without a teacher."""
+        # one per turn or episode, and the shortest episode has one step
         return self.steps if self.reward.asks_judge else 0
 
     @property
     def reward_name(self) -> str:
-        """Where the reward comes from, short enough for a legend, e.g. `judge labels, image reward`."""
+        """Returns the source of the reward, short enough for a legend, e.g. `judge labels, image reward`."""
         judge = self.serve.app or self.judge.backend
         return self.reward.title(judge, " (random weights)" if self.reward.asks_judge and self.judge.is_random else "")
 
@@ -260,62 +260,62 @@ class RunConfig(ABC):
 
     @property
     def asks_person(self) -> bool:
-        """Whether a person answers queries of this run at the page of `rlvlm labels ask`."""
+        """Whether a person answers queries of this run on the page of `rlvlm labels ask`."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a judge of this run is asked to compare, and not to score."""
+        """Whether a judge of this run compares, as opposed to scores."""
         return False
 
     @property
     def measured(self) -> str:
-        """File of a measured judge's figures that a teacher simulates; empty where there is none."""
+        """File of the measured judge that a teacher simulates; empty if there is none."""
         return ""
 
     @property
     def num_learners(self) -> int:
-        """Processes that learn; 0: the run's own does."""
+        """Number of learner processes; 0: the run's own process learns."""
         return 0
 
     @property
     def num_engine_replicas(self) -> int:
-        """Replicas behind Serve that sample for the policy; 0: the run's own process, or env runners, do."""
+        """Number of replicas behind Serve that sample for the policy; 0: the run's process, or env runners, do."""
         return 0
 
     @property
     def plays_expert(self) -> bool:
-        """Whether the task's scripted expert plays demonstrations, where an env need not have one."""
+        """Whether the task's scripted expert plays demonstrations, which not every env has."""
         return False
 
     @property
     def large_policy(self) -> Any:
-        """The section of a policy that comes trained, with its model; None where the policy is small."""
+        """Section of a policy that starts pretrained, with its model; None for a small policy."""
         return None
 
     @property
     def preset(self) -> str:
-        """`algo.preset`, empty where there is none."""
+        """`algo.preset`, empty if there is none."""
         return ""
 
     @property
     def segment_steps(self) -> int:
-        """Images of each side of a comparison."""
+        """Number of images on each side of a comparison."""
         return 1
 
     def script_options(self) -> dict[str, Any]:
-        """How a run has the task's script play its demonstrations, as `rlvlm collect` calls it."""
+        """Returns how the task's script plays the run's demonstrations, as options of `rlvlm collect`."""
         return {}
 
     def bench_options(self) -> list[str]:
-        """Options of `rlvlm judge-bench`, beside the judge's, with which it asks as this run does."""
+        """Returns options of `rlvlm judge-bench`, besides the judge's, that make it ask as this run does."""
         return []
 
-    # What all have in common.
+    # Methods common to all kinds.
 
     @property
     def roles(self) -> list[Role]:
-        """The processes that a run starts beside its own. A judge that runs already is not the run's."""
+        """Returns the processes that a run starts besides its own; a judge that already runs is not included."""
         found, serve = self.own_roles(), self.serve
         if self.reward.asks_judge and not serve.app:
             found.append(
@@ -329,7 +329,7 @@ class RunConfig(ABC):
 
     @property
     def worker_places(self) -> tuple[dict[str, float], ...]:
-        """What Ray has to set aside for each process beside the run's own, judges left out."""
+        """Returns the resources that Ray must reserve for each process besides the run's own, without judges."""
         places = [
             {name: amount for name, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
             for role in self.roles
@@ -337,12 +337,12 @@ class RunConfig(ABC):
             for _ in range(role.count)
         ]
         replicas = self.num_engine_replicas
-        # a core for each replica whatever it asks for, and one for Serve's own actors
+        # at least a core for each replica, and one for Serve's own actors
         return (*places, *({"CPU": 1.0},) * (replicas + bool(replicas)))
 
     def why_unused(self, name: str) -> str | None:
-        """The setting that leaves the one of that dotted name without effect; None where it has one. A recipe may have
-        such a setting all the same; setting one on the command line is an error.
+        """Returns the setting that makes the one of that dotted name useless; None if it has an effect. A recipe may
+        contain such a setting anyway; setting it on the command line is an error.
         """
         pocket = "the pocket judge, which is small and has no 4-bit weights"
         drawn = (self.policy_env, self.judge_env if self.reward.asks_judge else self.policy_env)
@@ -364,7 +364,7 @@ class RunConfig(ABC):
 
     @property
     def judge_goal(self) -> str:
-        """The judge's goal: `goal`, else the task's own phrase, or its sentence for judges that want one."""
+        """Goal of the judge: `goal`, else the task's own phrase, or its sentence for judges that need one."""
         if self.goal:
             return self.goal
         task = find_task(self.task)
@@ -372,31 +372,31 @@ class RunConfig(ABC):
 
     @property
     def policy_env(self) -> EnvConfig:
-        """The env that is played, drawn as the policy wants it: lightly for small networks, which learn from such
-        images, and for a model that comes trained as the benchmark draws it.
+        """Settings of the env for the policy: drawn lightly for small networks, which are trained on such images, and
+        as in the benchmark for pretrained models.
         """
         return self.env.for_model(is_pocket=not self.models().get("policy.model"))
 
     @property
     def judge_env(self) -> EnvConfig:
-        """The same env, drawn as the judge wants it."""
+        """Settings of the same env, drawn for the judge."""
         return self.env.for_model(is_pocket=not self.reward.asks_judge or self.asks_pocket_judge)
 
     @property
     def goal_file(self) -> Path | None:
-        """The image of the goal that the judge is shown: the copy in the run's folder, once there is one."""
+        """File of the goal image shown to the judge: the copy in the run's folder, once it exists."""
         if not self.goal_image or not self.reward.asks_judge:
             return None
         copy = self.out / GOAL_IMAGE if self.out else None
         return copy if copy and copy.exists() else Path(self.goal_image).expanduser()
 
     def labels(self, own: Path) -> Path:
-        """Folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""
+        """Returns the folder of the judge's label store: the shared one of `judge.store`, else the run's `own`."""
         return Path(self.judge.store).expanduser() if self.judge.store else own
 
     @property
     def title(self) -> str:
-        """One line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
+        """Returns a line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
         return f"{self.task}: {self.reward_name}, seed {self.seed}"
 
 
@@ -404,5 +404,5 @@ Section = TypeVar("Section")
 
 
 def at_most(section: Section, **bounds: int) -> Section:
-    """A config section with each named field cut to its bound where it lies above."""
+    """Returns a config section with each named field reduced to its bound if it is larger."""
     return replace(section, **{name: min(getattr(section, name), bound) for name, bound in bounds.items()})  # pyright: ignore[reportArgumentType, reportCallIssue] - sections are dataclasses

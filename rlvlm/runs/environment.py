@@ -1,4 +1,4 @@
-"""The facts of the machine and the software that a run was made with: `environment.json`."""
+"""Facts about machine and software of a run, for `environment.json`."""
 
 import functools
 import importlib.metadata
@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 PACKAGES = ("rlvlm", "ray", "torch", "transformers", "numpy", "gymnasium", "metaworld", "mujoco", "tyro", "av")
-"""Whose versions can change a result."""
+"""Packages whose versions can change a result."""
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, the commit of the source where there is one, and the hardware. No names of hosts or people."""
+    """Returns versions, the source commit if there is one, and the hardware; no names of hosts or people."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -31,7 +31,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a distribution, None when it is not there."""
+    """Returns the installed version of a distribution, None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -39,7 +39,7 @@ def package_version(name: str) -> str | None:
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use, >= 1: its affinity, its cgroup's quota or its SLURM job's share, the least."""
+    """Returns the CPU cores available to this process, >= 1: the minimum of affinity, cgroup quota and SLURM share."""
     cores = len(os.sched_getaffinity(0))
     share = os.environ.get("SLURM_CPUS_ON_NODE", "")
     if share.isdigit():  # not every cluster binds a job's processes to its cores
@@ -48,19 +48,19 @@ def usable_cores() -> int:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return cores
-    # a container's share in microseconds per period; Python and torch see all of the machine's cores
+    # a container's quota in microseconds per period; Python and torch see all of the machine's cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def gpu_names() -> list[str]:
-    """The NVIDIA GPUs the driver knows, without starting CUDA."""
+    """Returns the names of the NVIDIA GPUs that the driver lists, without starting CUDA."""
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return [name for file in files if (name := _fact(file, "Model"))]
 
 
 @functools.cache
 def source_commit() -> str | None:
-    """The commit of the working tree that rlvlm is imported from, with `+` when files differ from it."""
+    """Returns the commit of the working tree from which rlvlm is imported, with `+` if files differ from it."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -77,6 +77,6 @@ def source_commit() -> str | None:
 
 
 def _fact(file: Path, name: str) -> str:
-    """What a file of lines like `name : value` first says of `name`; empty where it says nothing."""
+    """Returns the first value of `name` in a file of lines like `name : value`; empty if there is none."""
     lines = file.read_text().splitlines() if file.is_file() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")

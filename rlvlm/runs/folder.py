@@ -1,4 +1,4 @@
-"""The folder of one run (DESIGN section 5): made, found again, locked, cut back to a checkpoint, or taken away."""
+"""The folder of one run (DESIGN section 5): creating, finding, locking, truncating to a checkpoint, removing."""
 
 import re
 import shlex
@@ -37,47 +37,47 @@ QUERY_COLUMNS = (
     "status p_left p_right p_tie session env_step index correct return_1 return_2 latency_s text question "
     "answered_by used_step"
 ).split()
-"""The first five are the reference's; a score is the simulator's progress, empty where the env measures none (then true
-returns are the truth), a label 0 (first), 1 (second) or -1. A question is named as in the run's label store. An answer
-trains from `used_step` on, which is empty where a person was asked after it."""
+"""Columns of the query log, the first five as in the reference: a score is the simulator's progress, empty if the env
+measures none (then true returns are the truth), a label is 0 (first), 1 (second) or -1. A question is named as in the
+run's label store. Answers are trained on from `used_step` on, which is empty if a person was asked later."""
 SCORE_COLUMNS = (
     "ground_truth_score vlm_score timestamp status session env_step index return latency_s text question used_step"
 ).split()
-"""A score is in [0, 1]; its truth is the simulator's progress (empty where the env measures none), or of a turn its
-true utility."""
+"""Columns of the score log: a score is in [0, 1]; its truth is the simulator's progress (empty if the env measures
+none) or, for a turn, its true utility."""
 CODE_SETTINGS = (
     *("judge.backend", "reward.source", "reward.teacher", "feedback.sampling"),
     *("algo.advantage.estimator", "algo.loss.policy", "policy.head"),
 )
-"""Besides the task, those that may name code of the user's own."""
+"""Settings, besides the task, that may name a user's own code."""
 WAYS_OUT = (
     *("api.base_url", "api.key_env", "api.key_file", "api.ledger", "engine.python", "vllm.python"),
     *("judge.store", "cached.store", "judge.wording", "reward.measured", "feedback.measured", "track.bench"),
     *("sft.demonstrations", "sft.labels", "sft.start_from", "policy.adapter", "goal_image", "env.prompt"),
 )
-"""Settings that lead out of a run's folder: servers, variables, files elsewhere, programs."""
+"""Settings that refer to things outside a run's folder: servers, variables, files, programs."""
 READ_OUTSIDE = ("env.prompt", "judge.store")
-"""Those that are read where a run is only looked at: played, or its answers reported."""
+"""Those read even if a run is only viewed: played, or its answers reported."""
 USUAL_KEYS = ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
-"""Variables whose value goes to their own provider where no `base_url` is set."""
+"""Variables with keys that go to their own provider if no `base_url` is set."""
 RAY_COPY = "_ray_pkg_"
-"""How the folders begin into which Ray unpacks a job's --working-dir."""
+"""Prefix of the folders into which Ray unpacks a job's --working-dir."""
 BYTES_NEEDED = 512 * 2**20
-"""Free disk that a run asks for before it starts: its checkpoints, twice."""
+"""Free disk space required before a run starts: twice its checkpoints."""
 
 
 class RunFolder:
-    """The places of a run's files.
+    """Paths of a run's files.
 
     Args:
         path: an existing run folder.
-        keep_checkpoints: newest checkpoints kept, besides the best.
+        keep_checkpoints: number of newest checkpoints to keep, besides the best.
     """
 
     def __init__(self, path: Path, keep_checkpoints: int) -> None:
         self.path = path
         self.first_made: Path | None = None
-        """The topmost folder that was made for this run; None when all were there before."""
+        """Topmost folder that was created for this run; None if all existed."""
         self.evaluations = CsvTable(path / "eval.csv", EVAL_COLUMNS, "step")
         self.queries = CsvTable(path / "vlm_query_log.csv", QUERY_COLUMNS, "used_step", "env_step")
         self.scores = CsvTable(path / "vlm_score_log.csv", SCORE_COLUMNS, "used_step", "env_step")
@@ -97,27 +97,27 @@ class RunFolder:
         self.numerics = path / "numerics"
 
     def config(self) -> RunConfig:
-        """The resolved configuration the run was started with, living where the folder is now."""
+        """Returns the resolved configuration with which the run was started, with the folder's present location."""
         return replace(read_config(self.path), out=self.path)
 
     def command(self) -> str:
-        """The command line that started the run."""
+        """Returns the command line that started the run."""
         return (self.path / "command.txt").read_text().partition("\n")[0]
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the run; one that imports code of the user's own says so."""
+        """Returns the command that resumes the run; with --trust if it imports a user's own code."""
         return f"rlvlm resume {shlex.quote(str(self.path))}{trust_option(self.path / 'config.yaml')}"
 
     def environment(self) -> dict[str, Any]:
-        """Versions, commit and hardware: what the run was begun with, or where that cannot be told, what is here."""
+        """Versions, commit and hardware at the start of the run or, if unknown, the present ones."""
         found: Any = None
         with suppress(OSError, ValueError):
             found = read_json(self.path / "environment.json")
         return describe_environment() | (found if isinstance(found, dict) else {})
 
     def summary(self) -> dict[str, Any]:
-        """The numbers of the end, empty while there is none.
+        """Returns the final figures, empty before the run's end.
 
         Raises:
             UsageError: they cannot be read.
@@ -130,19 +130,19 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Puts the summary in place in one move."""
+        """Writes the summary atomically."""
         write_json(self.path / "summary.json", summary)
 
     def cut(self, last_step: int) -> None:
-        """Takes all growing files back to `last_step`, as they were when its checkpoint was made."""
-        # rows of steps that were taken and never saved: they come again
+        """Truncates all growing files to `last_step`, their state when its checkpoint was made."""
+        # rows of steps after the checkpoint: those steps are taken again
         for table in (self.evaluations, self.queries, self.scores, self.metrics, self.samples, self.fooled):
             table.cut(last_step)
         self.checkpoints.discard_after(last_step)
         (self.path / "summary.json").unlink(missing_ok=True)
 
     def keep_evidence(self, error: NumericsError) -> None:
-        """Puts what was met when a number was not finite into `numerics/`: message, seed, and the arrays as npz."""
+        """Stores the evidence of a non-finite number in `numerics/`: message, seed, and the arrays as npz."""
         import numpy as np  # `rlvlm --help` starts without it
 
         shutil.rmtree(self.numerics, ignore_errors=True)
@@ -152,38 +152,38 @@ class RunFolder:
         np.savez(self.numerics / "found.npz", allow_pickle=False, **error.found)
 
     def checkpoint_at(self, path: Path) -> Checkpoint | None:
-        """The checkpoint of the run that `path` lies in; None where it lies in none."""
-        here = resolved(path)  # also through the links `last` and `best`
+        """Returns the checkpoint that `path` is in; None if it is in none."""
+        here = resolved(path)  # follows the links `last` and `best` too
         found = self.checkpoints.newest_first()
         return next((each for each in found if here.is_relative_to(each.path.resolve())), None)
 
     def has_begun(self) -> bool:
-        """Whether anything was measured, asked or paid for, or a crash left its trace: then the folder is kept."""
+        """Returns whether anything was measured, asked or paid for, or crashed: then the folder is kept."""
         traces = (self.metrics.path, self.queries.path, self.scores.path, self.ledger, self.crash, self.numerics)
         return any(file.exists() for file in traces)
 
     def remove(self) -> None:
-        """Takes the folder away, with the parents that were made for it. Only its holder may, see `locked`."""
+        """Removes the folder, and the parents created for it. Only for its holder, see `locked`."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self.first_made is None:
-            self.path.mkdir(exist_ok=True)  # it was there before, empty
+            self.path.mkdir(exist_ok=True)  # it existed before, empty
             return
         for parent in self.path.parents:
             if parent == self.first_made.parent or not parent.is_dir() or any(parent.iterdir()):
                 return
-            with suppress(OSError):  # a run beside it has just been made
+            with suppress(OSError):  # another run was just created beside it
                 parent.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder for this process, and clears what a killed one left half written.
+        """Locks the folder for this process, and removes half-written files of a killed one.
 
         Raises:
-            UsageError: another process writes to it, or a link in it leads out of it.
+            UsageError: another process writes to it, or a link in it leads outside.
         """
         what = f"another process is writing to {self.path}"
         check_links(self.path)
-        # a lock is of a file and not of its name, so of one that is never replaced: `resume --steps N` renames another
+        # locks belong to a file, not its name, so to one that is never replaced: `resume --steps N` renames a new
         # config.yaml into place
         with held(self.path / "command.txt", what, "wait for that run to end, or stop it"):
             self.checkpoints.clear_unfinished()
@@ -191,7 +191,7 @@ class RunFolder:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration in a run's folder.
+    """Reads the configuration in a run's folder.
 
     Raises:
         UsageError: it cannot be read.
@@ -201,15 +201,15 @@ def read_config(path: Path) -> RunConfig:
 
 
 def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:
-    """A new run folder with everything that is known before the run starts.
+    """Creates a run folder with all files that are known before the run starts.
 
     Args:
-        config: the run; `config.out` names the folder, otherwise it is `runs/TASK/<time>`.
-        command: the words of the command line.
+        config: config of the run; `config.out` is the folder, by default `runs/TASK/<time>`.
+        command: arguments of the command line.
         started: local time, for the default name.
 
     Raises:
-        UsageError: the folder is in use, cannot be made, or would not last.
+        UsageError: the folder is in use, cannot be created, or would not persist.
         MachineError: the disk is full.
     """
     path = (config.out or default_path(config.task, started)).expanduser().absolute()
@@ -217,7 +217,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     if any(part.startswith(RAY_COPY) for part in path.parts):
         what = f"the run's folder would be in Ray's copy of the job's working folder, which Ray deletes: {path}"
         raise UsageError(what, "give --out an absolute path")
-    is_named = config.out is not None  # of the other names one is taken that is free
+    is_named = config.out is not None  # a default name gets the first free number
     if is_named and path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file", another)
     if is_named and (path / "config.yaml").exists():
@@ -226,7 +226,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     if is_named and path.is_dir() and any(path.iterdir()):
         raise UsageError(f"{path} is not empty", another)
     check_disk(path, BYTES_NEEDED)
-    # remembered for `remove`, which takes away what was made for a run that never began
+    # remembered for `remove`, which removes what was created for a run that never began
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path = _claim(path, is_named=is_named)
@@ -238,14 +238,14 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
     folder.first_made = missing[-1] if len(missing) > 1 else path if missing else None
     try:
         try_file_system(path)
-        # nothing of another run may be resumed by this one
+        # no file of another run must be resumed by this one
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
-        (path / "command.txt").write_text(shlex.join(command) + "\n")  # in place: it is what `locked` locks
+        (path / "command.txt").write_text(shlex.join(command) + "\n")  # written in place, because `locked` locks it
         code = code_named(config, goes_on=True)
         own = {"own_code": code_digests(code)} if code else {}
         write_json(path / "environment.json", describe_environment() | own)
-        if config.goal_file:  # as the judge is shown it: the run goes on with it when the file is gone, or another
-            from rlvlm.judges.goal_image import read_goal_image  # numpy is not for those who only ask for help
+        if config.goal_file:  # as shown to the judge: the run continues with it even if the file is gone or changed
+            from rlvlm.judges.goal_image import read_goal_image  # help texts should not wait for numpy
             from rlvlm.vlms.stills import to_png
 
             image = read_goal_image(config.goal_file, config.judge.image_px)
@@ -258,10 +258,10 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
 
 
 def find_folder(path: Path | str) -> RunFolder:
-    """The run that a path belongs to: its folder, a checkpoint in it, or any file in it.
+    """Returns the run that a path belongs to: its folder, a checkpoint in it, or any file in it.
 
     Raises:
-        UsageError: there is no run around `path`.
+        UsageError: `path` belongs to no run.
     """
     here = Path(path).expanduser().absolute()
     if not here.exists():
@@ -276,19 +276,19 @@ def find_folder(path: Path | str) -> RunFolder:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether `path` is a run's folder: a config.yaml alone may be a copy that somebody edits."""
+    """Returns whether `path` is a run's folder: a config.yaml alone may be a copy for editing."""
     return (path / "config.yaml").is_file() and (path / "command.txt").is_file()
 
 
 def find_folders(path: Path) -> list[RunFolder]:
-    """All runs below a folder, by their paths; else the one that the path belongs to, with errors as `find_folder`."""
-    # command.txt marks a run; config.yaml alone may be a copy that somebody edits
+    """Returns all runs below a folder, sorted; else the run that the path belongs to, raising as `find_folder` does."""
+    # command.txt marks a run; config.yaml alone may be a copy for editing
     below = sorted(file.parent for file in path.glob("**/command.txt")) if path.is_dir() else []
     return [find_folder(folder) for folder in below or [path]]
 
 
 def check_newest(folder: RunFolder, path: Path) -> None:
-    """Raises UsageError when `path` lies in a checkpoint older than the newest sound one: later work would be lost."""
+    """Raises UsageError if `path` is in a checkpoint older than the newest intact one: later work would be lost."""
     named = folder.checkpoint_at(path)
     newest = None if named is None else newest_sound(folder.checkpoints.newest_first())
     if named is not None and newest is not None and named.step < newest.step:
@@ -297,11 +297,11 @@ def check_newest(folder: RunFolder, path: Path) -> None:
 
 
 def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None]) -> Checkpoint:
-    """The checkpoint that `path` lies in, otherwise the best of the run, or the newest sound one where that is damaged.
+    """Returns the checkpoint that `path` is in, otherwise the run's best, or the newest intact one if that is corrupt.
 
     Raises:
-        UsageError: there is none yet.
-        CorruptCheckpoint: the one that was named is damaged, or all are.
+        UsageError: there is no checkpoint yet.
+        CorruptCheckpoint: the named one is corrupt, or all are.
     """
     if (named := folder.checkpoint_at(path)) is not None:
         named.check()
@@ -309,15 +309,15 @@ def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None])
     best = folder.checkpoints.best()
     if best is None:
         raise UsageError(f"{folder.path} has no checkpoint yet", f"let it continue: {folder.resume_command}")
-    # where the best is damaged, the newest sound one is the next best guess
+    # if the best is corrupt, the newest intact one is the next best guess
     candidates = [best, *folder.checkpoints.newest_first()]
     return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
 
 def check_settings(before: RunState, config: RunConfig) -> None:
-    """Raises UsageError where a setting that says what is learned is not what it was before."""
+    """Raises UsageError if a setting that defines the run has changed."""
     changed = differences(before.settings, flat(config))
-    # compared with what the checkpoint was made with, not with the file: the file is what was changed
+    # compared with the checkpoint's settings, not the file's: the file was edited
     odd = [name for name in changed if not any(fnmatchcase(name, pattern) for pattern in config.may_change)]
     if odd:
         changes = "; ".join(f"{name} is {changed[name]}" for name in odd)
@@ -328,7 +328,7 @@ def check_settings(before: RunState, config: RunConfig) -> None:
 
 
 def check_disk(path: Path, needed: int) -> None:
-    """Raises MachineError when the disk under `path` has fewer than `needed` bytes free."""
+    """Raises MachineError if the disk under `path` has fewer than `needed` bytes free."""
     existing = next(p for p in (path, *path.parents) if p.exists())
     # a run that fills the disk loses its last checkpoint, hours later
     free = shutil.disk_usage(existing).free
@@ -338,23 +338,23 @@ def check_disk(path: Path, needed: int) -> None:
 
 
 def default_path(task: str, started: datetime) -> Path:
-    """The first of the names `runs/TASK/<time>`, `runs/TASK/<time>-2`, ... that is not taken."""
+    """Returns the first free name of `runs/TASK/<time>`, `runs/TASK/<time>-2`, ..."""
     path = Path("runs") / re.sub(r"\W+", "-", task) / started.strftime("%Y%m%d-%H%M%S")
     return next(name for name in _numbered(path) if not name.exists())
 
 
 def _claim(path: Path, *, is_named: bool) -> Path:
-    """Makes the folder of a run that no other process is given, with `command.txt` as its mark.
+    """Creates the folder of a run exclusively, with `command.txt` as its mark.
 
     Args:
-        path: the folder wanted.
-        is_named: whether the user named it; else another number is taken where `path` is taken meanwhile.
+        path: wanted folder.
+        is_named: whether the user named it; otherwise another number is used if `path` is taken meanwhile.
 
     Raises:
-        FileExistsError: another run has taken it.
-        OSError: it cannot be made.
+        FileExistsError: another run has the folder.
+        OSError: it cannot be created.
     """
-    # several runs may start in one second, as those of a job array do; looking first would give two of them one folder
+    # runs of a job array may start in the same second; checking first would give two of them the same folder
     path.parent.mkdir(parents=True, exist_ok=True)
     for name in (path,) if is_named else _numbered(path):
         try:
@@ -367,24 +367,24 @@ def _claim(path: Path, *, is_named: bool) -> Path:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`path`, then with -2, -3, ... behind its name."""
+    """Yields `path`, then `path` with -2, -3, ... appended."""
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")
 
 
 def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) -> None:
-    """Lets pass what imports nothing but rlvlm and stays in its folder, what this user made or trusted on this machine,
-    and everything where `trust` says so, which is remembered. Nothing is imported here.
+    """Admits folders that import only rlvlm and stay within themselves, that this user made or trusted on this machine
+    and, with `trust`, all, which is remembered. Imports nothing.
 
     Args:
-        paths: folders of runs or sweeps, folders full of them, or files in them.
+        paths: folders of runs or sweeps, folders that contain them, or files in them.
         trust: whether the user gave --trust.
-        goes_on: whether the run is trained on or its judge asked, which imports more than its task, and goes where the
-            other settings lead.
+        goes_on: whether the run will be trained or its judge asked, which imports more than its task and follows its
+            other settings.
 
     Raises:
-        UsageError: a folder is not trusted, or its file cannot be read.
+        UsageError: a folder is not trusted, or its settings cannot be read.
     """
     for file in (file for path in paths for file in _settings_of(path)):
         text = _text_of(file)
@@ -394,17 +394,17 @@ def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) ->
 
 
 def write_settings(file: Path, text: str) -> None:
-    """Writes a file of settings that the user made or has trusted, and remembers that.
+    """Writes a file of settings that the user made or trusted, and remembers that.
 
     Raises:
-        OSError: the disk refused.
+        OSError: writing failed.
     """
     write_whole(file, text)
     remember(text, code_named(read_yaml(text, str(file)), goes_on=True))
 
 
 def trust_option(file: Path) -> str:
-    """` --trust` where going on with the run or sweep of this file of settings asks for it on this machine, else empty.
+    """Returns ` --trust` if resuming the run or sweep of this file requires it on this machine, else an empty string.
 
     Raises:
         UsageError: the file cannot be read.
@@ -416,35 +416,35 @@ def trust_option(file: Path) -> str:
 
 
 def code_named(settings: Any, *, goes_on: bool) -> list[str]:
-    """What is named as `module:NAME` and is not rlvlm's own, in the config of a run or a sweep or in the YAML values of
-    its file; `goes_on` as of `check_trust`.
+    """Returns the values `module:NAME` outside rlvlm in the config of a run or a sweep, or in the YAML values of its
+    file; `goes_on` as in `check_trust`.
     """
     leaves = _leaves(settings)
-    tasks = leaves.get("tasks")  # a sweep names several, a run one
+    tasks = leaves.get("tasks")  # a sweep has several, a run one
     named = [leaves.get("task"), *(tasks if isinstance(tasks, list) else ())]
     if goes_on:
-        # in a run by its place, in a sweep as a dotted name among the settings of all, of a task or of a source
+        # in a run by its place, in a sweep as a dotted name in the settings of all, of a task or of a source
         named += [value for name, value in leaves.items() if name.endswith(CODE_SETTINGS)]
     return foreign_code(map(str, named))
 
 
 def ways_out(settings: Any, *, goes_on: bool) -> dict[str, str]:
-    """The settings that lead out of the folder of a run or a sweep, with their values; arguments as of `code_named`."""
+    """Returns the settings that refer outside the folder of a run or sweep, with their values; see `code_named`."""
     leaves, wanted = _leaves(settings), WAYS_OUT if goes_on else READ_OUTSIDE
     found = {name: str(value) for name, value in leaves.items() if name.endswith(wanted) and value}
-    # an env's key goes to its own provider, but for a server of somebody's own
+    # a key in a variable goes to its own provider, except with a custom server
     if not any(name.endswith("api.base_url") for name in found):
         found = {name: value for name, value in found.items() if value not in USUAL_KEYS}
     return found
 
 
 def _leaves(settings: Any) -> dict[str, Any]:
-    """The settings by dotted name; a value that is no tree names nothing, and is refused where it is read."""
+    """Returns the settings by dotted name; empty for a value that is not a tree, which is refused when it is read."""
     return flat(settings) if is_dataclass(settings) or isinstance(settings, dict) else {}
 
 
 def _text_of(file: Path) -> str:
-    """A file of settings.
+    """Reads a file of settings.
 
     Raises:
         UsageError: it cannot be read.
@@ -456,14 +456,14 @@ def _text_of(file: Path) -> str:
 
 
 def _settings_of(path: Path) -> list[Path]:
-    """The files of settings of a path and below it, and that of the run that it lies in."""
+    """Returns the settings files at and below a path, and that of the run that it is in."""
     here, names = path.expanduser().absolute(), ("config.yaml", "sweep.yaml")
     found = [file for name in names if (file := here / name).is_file()]
-    # a checkpoint's path leads to the run around it: the same that `find_folder` finds
+    # a checkpoint's path leads to the run around it, as in `find_folder`
     if (run := next(filter(_is_run, (here, *here.parents)), here)) != here:
         found.append(run / "config.yaml")
     if here.is_dir():
-        # the first levels also through links to folders, as a sweep's TASK/SOURCE/seed_N are opened
+        # follows links to folders at the first levels too, because a sweep's TASK/SOURCE/seed_N are opened
         levels = ("*/" * depth + name for depth in range(1, 5) for name in names)
         below = {file for name in names for file in here.rglob(name)}.union(*map(here.glob, levels))
         found += sorted(file for file in below - {*found} if file.is_file())
@@ -471,12 +471,12 @@ def _settings_of(path: Path) -> list[Path]:
 
 
 def label_store(folder: RunFolder, config: RunConfig) -> "LabelStore":
-    """The store of a run: the shared one that `judge.store` names, or its own.
+    """Returns the store of a run: the shared one named by `judge.store`, or its own.
 
     Raises:
-        UsageError: the folder named holds something else, or a store of a newer schema.
+        UsageError: the folder contains something else, or a store of a newer schema.
     """
-    from rlvlm.labels.records import Origin  # numpy is not for those who only ask for help
+    from rlvlm.labels.records import Origin  # help texts should not wait for numpy
     from rlvlm.labels.store import LabelStore
 
     origin = Origin(run=folder.path.name, task=config.task, seed=config.seed)

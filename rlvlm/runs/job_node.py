@@ -1,11 +1,11 @@
 """One node of a job's own Ray: `python -m rlvlm.runs.job_node FOLDER`, once per node.
 
-`cluster/slurm.sh` starts it. The nodes meet in a folder that all of them see: the first writes its token and its
-address there, the others read them, and `ready` appears when all have joined. They end when the folder goes away, and
-not at a signal: SLURM sends SIGTERM to every process of a job, and the run needs its judge until it has saved.
+`cluster/slurm.sh` starts it. The nodes meet in a shared folder: the first writes its token and its address there, the
+others read them, and `ready` appears when all have joined. They end when the folder is removed, not at a signal: SLURM
+sends SIGTERM to every process of a job, and the run needs its judge until it has saved.
 
-Every port is one that the system gave to its listener, and files lie in a folder of this node alone, so jobs that share
-a machine do not meet.
+Every port was assigned by the system, and files are in a folder of this node alone, so jobs that share a machine do not
+collide.
 """
 
 import os
@@ -37,28 +37,28 @@ class NodeArguments:
     """Start one node of a job's own Ray, and keep it until FOLDER goes away."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder that all nodes of the job see."""
+    """Folder shared by all nodes of the job."""
     nodes: int = 1
-    """Nodes of the whole job, >= 1."""
+    """Number of nodes of the whole job, >= 1."""
     head: tyro.conf.FlagCreatePairsOff[bool] = False
     """Whether this is the first node, which the others join."""
     wait_s: float = 600.0
-    """How long to wait for the other nodes."""
+    """Maximum wait for the other nodes, seconds."""
 
 
 def main() -> int:
     """Reads the command line and keeps the node; returns the exit code."""
     for number in ASKED_BY:
-        signal.signal(number, lambda *_: None)  # ignored here alone: what is started below still ends at a signal
+        signal.signal(number, lambda *_: None)  # ignored here alone: child processes still end at a signal
     arguments = tyro.cli(NodeArguments)
     return guarded(lambda: keep_node(arguments))
 
 
 def keep_node(arguments: NodeArguments) -> int:
-    """Starts the node and returns when the job's folder is gone.
+    """Starts the node and returns when the job's folder is removed.
 
     Raises:
-        MachineError: Ray does not start here or ends too early, or not all nodes come together in time.
+        MachineError: Ray does not start here or ends too early, or not all nodes join in time.
     """
     parent = make_parent()
     with guarded_folder(parent), (_head if arguments.head else _member)(parent, arguments) as check:
@@ -71,9 +71,9 @@ def keep_node(arguments: NodeArguments) -> int:
 
 @contextmanager
 def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
-    """The first node, once all have joined; it announces its address, and the job's script when all are here."""
+    """Runs the first node; announces its address to the others, and their arrival to the job's script."""
     folder = arguments.folder
-    write_token(folder)  # before the address, which is what the others wait for
+    write_token(folder)  # before the address, for which the others wait
     start_ray(parent, node_ip=ray.util.get_node_ip_address())
     try:
         address = ray.get_runtime_context().gcs_address
@@ -84,14 +84,14 @@ def _head(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]
             f"not all of the job's {arguments.nodes} nodes have joined Ray at {address}",
         )
         write_whole(folder / "ready", "")
-        yield lambda: None  # Ray is in this process: there is no other to look after
+        yield lambda: None  # Ray runs in this process: there is no other to check
     finally:
         ray.shutdown()
 
 
 @contextmanager
 def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], None]]:
-    """Another node: `ray start --block` as a child; yields what raises MachineError when that has ended."""
+    """Runs another node: `ray start --block` as a child; yields a check that raises MachineError once it has ended."""
     address, log = arguments.folder / "address", parent / "start.log"
     _wait(address.is_file, arguments, f"{address} is not there")
     command = [
@@ -101,7 +101,7 @@ def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], Non
         "start",
         "--block",
         f"--address={address.read_text()}",
-        # 0: the system gives ports that are free, so that jobs on one machine do not meet
+        # 0: the system assigns free ports, so that jobs on one machine do not collide
         "--min-worker-port=0",
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",
@@ -123,7 +123,7 @@ def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], Non
     try:
         yield check
     finally:
-        process.terminate()  # and the guardian ends what stays
+        process.terminate()  # the guardian ends what remains
         process.wait()
 
 
@@ -131,7 +131,7 @@ def _wait(is_so: Callable[[], bool], arguments: NodeArguments, otherwise: str) -
     """Returns once `is_so()`.
 
     Raises:
-        MachineError: the job ended meanwhile, or waited in vain for as long as it may; `otherwise` says for what.
+        MachineError: the job ended meanwhile, or the wait timed out; `otherwise` says what for.
     """
     end = time.monotonic() + arguments.wait_s
     while not is_so():

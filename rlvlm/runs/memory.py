@@ -1,4 +1,4 @@
-"""How much memory a run takes, all its processes together. Watched by `train`."""
+"""Memory use of a run, all its processes together. Watched by `train`."""
 
 import ctypes
 import threading
@@ -8,12 +8,12 @@ import psutil
 
 
 class MemoryWatch:
-    """Samples the memory of this process and all below it while the context is open.
+    """Samples the memory of this process and its descendants while the context is open.
 
-    Proportional set size is summed, so that pages which processes share are counted once.
+    Proportional set sizes are summed, so that pages shared by processes count once.
 
     Args:
-        start_mb: the peak so far, in MiB.
+        start_mb: peak so far, MiB.
         period_s: seconds between samples.
     """
 
@@ -32,30 +32,30 @@ class MemoryWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        # sampling: a peak between two samples is missed, but the processes' long-lived memory is not
+        # short peaks between samples are missed, but not the processes' long-lived memory
         while not self._ended.wait(self._period_s):
             self.peak_mb = max(self.peak_mb, tree_memory_mb())
 
 
 def tree_memory_mb() -> float:
-    """Memory of this process and all its descendants together, in MiB."""
+    """Returns the memory of this process and all its descendants together, MiB."""
     own = psutil.Process()
     total = 0
     for process in (own, *own.children(recursive=True)):
         try:
-            # PSS: a page that n processes share counts 1/n in each
+            # PSS: a page shared by n processes counts 1/n in each
             total += process.memory_full_info().pss
-        except psutil.Error:  # it ended meanwhile, or hides from us
+        except psutil.Error:  # it ended meanwhile, or is not readable
             continue
     return total / 2**20
 
 
 def release_free_memory() -> None:
-    """Gives memory that this process has freed back to the system, where the C library can.
+    """Returns memory that this process has freed to the system, if the C library can.
 
-    The images of a feedback session and the passes of a fit come and go between small objects that stay, so glibc's
-    heap is left with holes that it keeps: without this some 20 MB more after every session. Having each large block
-    mapped on its own (`M_MMAP_THRESHOLD`) leaves no holes either, but makes a fit 1.5 to 1.9 times as slow.
+    The images of a feedback session and the passes of a fit are allocated between small objects that stay, so glibc's
+    heap keeps gaps: without this some 20 MB more after every session. Mapping each large block on its own
+    (`M_MMAP_THRESHOLD`) leaves no gaps either, but makes a fit 1.5 to 1.9 times as slow.
     """
-    with suppress(OSError, AttributeError):  # another C library than glibc
+    with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)

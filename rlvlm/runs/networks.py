@@ -1,6 +1,4 @@
-"""What a large policy takes of a learner's GPU, and of each node's main memory. Preflight, placement and `rlvlm slurm`
-ask.
-"""
+"""Memory of a large policy on a learner's GPU and in each node's main memory; for preflight, placement and SLURM."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,14 +15,14 @@ if TYPE_CHECKING:  # torch
     from rlvlm.algorithms.policy_gradient.memory_plan import Workload
 
 _MAX_AT_ONCE = 256
-"""Replies at once beyond which a replica is not advised to go, as vLLM by default does not."""
+"""Number of concurrent replies beyond which a replica should not go, vLLM's default."""
 _PROCESS_GIB = 1.0
-"""Main memory of a process that has imported Ray, torch and transformers, before it loads anything."""
+"""Main memory of a process that has imported Ray, torch and transformers, before it loads anything, GiB."""
 
 
 def learner_memory(config: RunConfig) -> str:
-    """What a learner's process takes of its GPU by the rule in `memory_plan`, in words; empty where the policy is
-    small, or the files of its model are not here.
+    """Returns, in words, a learner process's GPU memory by the rule in `memory_plan`; empty if the policy is small or
+    the files of its model are not here.
     """
     policy, algo = config.large_policy, config.algo
     if policy is None:
@@ -39,8 +37,8 @@ def learner_memory(config: RunConfig) -> str:
 
 
 def envs_advice(config: RunConfig) -> str:
-    """The setting that fills the memory of what samples in turns, in words; empty where nothing is left, or where not
-    enough is known: the card, the tokenizer, and a policy that computes on this machine.
+    """Returns, in words, the setting that fills the memory of a sampler in turns; empty if nothing is left, or if too
+    little is known: the GPU, the tokenizer, or whether the policy computes on this machine.
     """
     policy, algo = config.large_policy, config.algo
     if not isinstance(policy, PolicyConfig):
@@ -48,13 +46,13 @@ def envs_advice(config: RunConfig) -> str:
     from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
     from rlvlm.vlms.devices import gpu_memory
 
-    engine: Any = getattr(config, "engine", None)  # of runs in turns, whose policy this is
+    engine: Any = getattr(config, "engine", None)  # in runs in turns, to which this policy belongs
     card, work = gpu_memory(), workload_of(config)
     copies = config.num_engine_replicas or 1
     if card is None or not work.prompt_tokens or not (work.is_sampled or engine.num_gpus):
         return ""
     size, envs = size_of(policy, model_folder(policy)), algo.num_envs
-    if not work.is_sampled:  # an engine holds weights and what it samples with; vLLM takes a share of the card
+    if not work.is_sampled:  # an engine holds weights and its cache; vLLM takes a share of the GPU
         card *= min(1.0, engine.num_gpus)
         card *= engine.vllm.memory_share if engine.backend == "vllm" else 1.0
 
@@ -78,7 +76,7 @@ def envs_advice(config: RunConfig) -> str:
 
 
 def workload_of(config: RunConfig) -> "Workload":
-    """What goes through a learner's policy beside updates, in a run with a large policy."""
+    """Returns what a learner's policy computes besides updates, in a run with a large policy."""
     from rlvlm.algorithms.policy_gradient.memory_plan import Workload
 
     policy, algo, sft = config.large_policy, config.algo, getattr(config, "sft", None)
@@ -92,7 +90,7 @@ def workload_of(config: RunConfig) -> "Workload":
 
 
 def _prompt_tokens(config: RunConfig) -> int:
-    """Tokens of the first prompt of a task in turns with its images; 0 where the tokenizer is not here."""
+    """Returns the tokens of a turn task's first prompt with its images; 0 if the tokenizer is not here."""
     from transformers import AutoConfig
 
     from rlvlm.policies.vlm.backbone import prompt_ids
@@ -100,7 +98,7 @@ def _prompt_tokens(config: RunConfig) -> int:
 
     policy = config.large_policy
     folder = Path(policy.model).expanduser()
-    if not (folder / "tokenizer_config.json").is_file():  # of the hub: fetched later
+    if not (folder / "tokenizer_config.json").is_file():  # a hub model, fetched later
         return 0
     env = make_env(config.task, config.env, config.seed)
     try:
@@ -108,7 +106,7 @@ def _prompt_tokens(config: RunConfig) -> int:
         processor = load_processor(folder, AutoConfig.from_pretrained(folder, trust_remote_code=False), policy)
         return len(prompt_ids(processor, turn.prompt, env.image_px, policy.history))
     except ModelUnavailable:
-        return 0  # what loads the policy says so
+        return 0  # the policy's loader reports this error
     finally:
         env.close()
 
@@ -116,13 +114,13 @@ def _prompt_tokens(config: RunConfig) -> int:
 def main_memory(
     config: RunConfig, roles: Sequence[Role], where: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """GiB of main memory that processes with a large policy take at least, by node and role; empty where the policy is
-    small, or the files of its model are not here.
+    """Returns the minimum main memory, GiB, of processes with a large policy, by node and role; empty if the policy is
+    small or the files of its model are not here.
 
     Args:
-        config: of the run.
+        config: config of the run.
         roles: its processes.
-        where: the node of each process, by role, as `placement.place` gives it.
+        where: the node of each process, by role, as returned by `placement.place`.
     """
     policy, algo = config.large_policy, config.algo
     if policy is None:
@@ -138,10 +136,10 @@ def main_memory(
         is_replica = role.is_served and role.name != JUDGE_ROLE
         if not (role.is_own or role.learns or is_replica or role.gpu_setting):
             continue
-        # a replica that asks for no GPU of its own is colocated with the learners
+        # a replica without a GPU of its own shares the learners'
         on_gpu = role.gpus > 0 or (is_replica and not role.gpu_setting and algo.gpus_per_learner > 0)
         needs = plan(size, policy, algo if role.learns else replace(algo, shard=False), on_gpu=on_gpu)
-        # on their way to a GPU the weights are read into main memory, as many as the process holds
+        # weights pass through main memory on their way to a GPU, as many as the process holds
         taken = needs.total if role.learns and not on_gpu else needs.weights
         taken += needs.adam * (role.learns and on_gpu and algo.offload)
         for node in where[role.name]:
@@ -151,8 +149,8 @@ def main_memory(
 
 
 def sent_bytes(config: RunConfig) -> int:
-    """Bytes of weights that lie in Ray's object store at a time while learners send theirs to those who play: two
-    versions in float32. 0 where the policy is small, or plays where it learns.
+    """Returns the bytes of weights in Ray's object store while learners send theirs to the samplers: two versions in
+    float32. 0 if the policy is small, or samples where it learns.
     """
     policy = config.large_policy
     is_sent = config.num_learners or config.num_engine_replicas or getattr(config.algo, "env_runners", 0)
@@ -167,12 +165,12 @@ def sent_bytes(config: RunConfig) -> int:
 
 
 def model_folder(policy: PolicyConfig | VLAConfig) -> Path:
-    """The folder of a policy's model; of one of the hub, the place of its config, which says how large it is.
+    """Returns the folder of a policy's model; for a hub model, the folder of its config, which shows its size.
 
     Raises:
         ModelUnavailable: the hub does not have it, or cannot be reached.
     """
-    from rlvlm.vlms.files import fetched  # torch is for those alone who name a model
+    from rlvlm.vlms.files import fetched  # torch is only for those who name a model
 
     folder = Path(policy.model).expanduser()
     return folder if folder.is_dir() else fetched(policy.model, policy.revision, ("config.json",), "policy")

@@ -1,4 +1,4 @@
-"""The pages of a run: `judge_panel.html` (what a judge saw and said) and `episodes.html` (captioned episodes)."""
+"""The pages of a run: `judge_panel.html` (a judge's questions and answers) and `episodes.html` (captioned episodes)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ from rlvlm.templates import inline, render
 
 MAX_CARDS = 120
 FIRST = ("incorrect", "correct", "truth ties")
-"""Order of the answers: those that say something first, and of these the wrong ones."""
+"""Order of the answers: decisive ones first, and of these the wrong ones."""
 MAX_EPISODES, MAX_FRAMES = 24, 24
-"""Shown on a page, and of each of its episodes."""
+"""Maximum episodes on a page, and maximum frames of each."""
 CHUNK_PX = 128
-"""Side of the frames of envs in chunks, which have no size of their own."""
+"""Side of the frames of envs in chunks, which have no size of their own, pixels."""
 MAX_TEXT = 2_000
-"""Characters kept of a thought or an action."""
+"""Maximum number of characters kept of a thought or an action."""
 PAGE_PX = 256
-"""Longer side of a frame on the page, at most."""
+"""Maximum length of the longer side of a frame on the page, pixels."""
 SUCCESS, FAILURE = "success", "failure"
 COLOURS = {SUCCESS: "#2a9d8f", FAILURE: "#e76f51"}
 SCORE_COLOURS = {
@@ -52,7 +52,7 @@ SCORE_COLOURS = {
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
-"""Outcomes of a score, and their colours: of one that claims a success, or of one that measures progress."""
+"""Outcomes of a score with their colours: of a score that claims success, or one that measures progress."""
 
 _TILES = {
     "scored": metrics.JUDGE_SCORE,
@@ -67,14 +67,14 @@ _TILES = {
 
 
 def write_judge_page(folder: RunFolder, config: RunConfig) -> None:
-    """`judge_panel.html`, where anything was compared or scored: examples as the judge saw them, with what it said and
-    what is true, below figures of all answers of the run.
+    """Writes `judge_panel.html`, if there were comparisons or scores: examples as shown to the judge, with its answers
+    and the truth, below statistics of all answers of the run.
     """
-    # the log counts every answer; images are kept of a few
+    # the log counts every answer; images are stored for a few
     rows, examples = final_answers(folder.queries.read()), folder.samples.read()
     if not rows and not examples:
         return
-    shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]  # every n-th, so that none of the run is left out
+    shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]  # every n-th, so that the whole run is covered
     judge = " and ".join(dict.fromkeys(example["judge"] for example in examples)) or "no judge"
     facts = _of_comparisons(rows, shown, config) if rows else _of_scores(folder, shown)
     found = Counter(card["outcome"] for card in facts["cards"])
@@ -87,12 +87,12 @@ def write_judge_page(folder: RunFolder, config: RunConfig) -> None:
 def _of_comparisons(
     rows: Sequence[Mapping[str, str]], examples: Sequence[Mapping[str, Any]], config: RunConfig
 ) -> dict[str, Any]:
-    """What the page says of comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
+    """Returns the page's content on comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
     asked = "No text: this teacher compares values of the simulator."
     if config.asks_person:
         asked = f"A person is shown the images of both sides and the goal: {config.judge_goal}"
-    if config.reward.asks_judge:  # the first message to the judge, with the images' places marked
-        # the words of the question depend on how many images a side has, not on what they show
+    if config.reward.asks_judge:  # the first message to the judge, with the places of its images marked
+        # the prompt depends on how many images a side has, not on their content
         blank = np.zeros((config.segment_steps, 1, 1, 3), np.uint8)
         goal = blank[:1] if config.goal_file else None
         query = Query(goal=config.judge_goal, left=blank, right=blank, goal_picture=goal)
@@ -130,12 +130,12 @@ def _of_comparisons(
 
 
 def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page says of scores, and how these agree with the truth."""
+    """Returns the page's content on scores, and their agreement with the truth."""
     scores, figures = folder.scores.read(), summarise_judge(folder)
     plot = folder.plots / "judge_over_training.png"
     tiles = {name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures}
-    # a judge of progress has no false positives; how far it is off is its figure
-    if not tiles and (error := score_error(scores)) is not None:  # held against progress, not against success
+    # a judge of progress has no false positives; its figure is the mean error
+    if not tiles and (error := score_error(scores)) is not None:  # compared with progress, not with success
         tiles["mean error"] = f"{error:.2f}"
     return {
         "title": "What the judge scored",
@@ -153,8 +153,8 @@ def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict
 
 
 def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: BaseAlgorithm) -> None:
-    """`episodes.html`: the last evaluation's episodes with what the policy said or did, where it says or plans; of
-    chunks also `success_by_instruction.csv`.
+    """Writes `episodes.html`: the last evaluation's episodes with the policy's replies or actions, if it replies or
+    plans; for chunks also `success_by_instruction.csv`.
     """
     if not isinstance(algorithm, PolicyGradient) or not (played := algorithm.last_played):
         return
@@ -189,10 +189,10 @@ def write_episodes_page(folder: RunFolder, config: RunConfig, algorithm: BaseAlg
 
 
 def episode_card(episode: TokenEpisode, algorithm: PolicyGradient, config: RunConfig) -> dict[str, Any]:
-    """An episode for people: what the policy saw before each reply or chunk, by all cameras, and the result."""
+    """Returns an episode for people: the policy's images before each reply or chunk, by all cameras, and results."""
     if episode.replies:
         title, frames = config.task, algorithm.draw(episode.snapshots[:-1], 0)
-        scale = algorithm.config.algo.reward_scale  # what the policy's values are multiples of
+        scale = algorithm.config.algo.reward_scale  # unit of the policy's values
         captions = [
             {
                 "thought": reply.thought,
@@ -213,7 +213,7 @@ def episode_card(episode: TokenEpisode, algorithm: PolicyGradient, config: RunCo
         "title": title,
         "outcome": SUCCESS if episode.is_success else FAILURE,
         "episode_return": episode.env_return,
-        "steps": episode.num_steps,  # turns, or env steps: no frame is kept of those inside a chunk
+        "steps": episode.num_steps,  # turns, or env steps: frames inside a chunk are not stored
         "seed": episode.seed,
         "num_frames": len(frames),
         "moments": moments_of(frames, captions),
@@ -221,17 +221,17 @@ def episode_card(episode: TokenEpisode, algorithm: PolicyGradient, config: RunCo
 
 
 def moments_of(frames: Frames, captions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The frames of an episode that are shown, evenly spread, each with its number, its image and its caption.
+    """Returns evenly spread frames of an episode, each with its number, image and caption.
 
     Args:
         frames: [T, H, W, 3], T >= 1.
-        captions: T of them, each of what the policy did when it saw the frame: `thought` and `action`, untrusted text;
-            `reward`, and the `value` that the policy expected from there on. Any may be missing.
+        captions: T of them, describing the policy's answer to the frame: `thought` and `action`, untrusted text;
+            `reward`, and the `value` predicted by the policy. Any may be missing.
     """
     moments = []
     for place in np.unique(np.linspace(0, len(frames) - 1, MAX_FRAMES).astype(int)).tolist():
         image, data = Image.fromarray(np.ascontiguousarray(frames[place])), BytesIO()
-        is_tiny = image.width < 128  # enlarged without smoothing, and without the artefacts of compression
+        is_tiny = image.width < 128  # enlarged without smoothing, and without compression artefacts
         image.thumbnail((PAGE_PX, PAGE_PX * max(1, image.height // image.width)))
         image.save(data, format="webp", lossless=max(image.size) < 128, quality=85)
         caption = {"thought": "", "action": "", "reward": None, "value": None, **captions[place]}
@@ -248,14 +248,14 @@ def episodes_page(
     tiles: Mapping[str, Any],
     by_instruction: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The page's HTML: how the episodes ended, then a strip of captioned frames of each.
+    """Returns the page's HTML: results of the episodes, then a strip of captioned frames of each.
 
     Args:
-        cards: of `episode_card`.
-        heading: of the page.
+        cards: as returned by `episode_card`.
+        heading: heading of the page.
         note: one sentence below it.
-        tiles: figures of all episodes, those that are not shown among them.
-        by_instruction: rows of a table that stands above the episodes, each of the same columns.
+        tiles: figures of all episodes, including those not shown.
+        by_instruction: rows, with the same columns, of a table above the episodes.
     """
     return render(
         "episodes.html.j2",

@@ -1,4 +1,4 @@
-"""What the live panel of a run shows besides success and returns, by algorithm. `RunConsole` takes it."""
+"""Rows of a run's live panel besides success and returns, by algorithm. Used by `RunConsole`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,7 +36,7 @@ _LEARNED_REWARD = (
     PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),
     PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f", is_rare=True),
 )
-"""Rows for a learned reward and the labels behind it."""
+"""Rows about a learned reward and its labels."""
 _SAMPLED = PanelRow(
     label="sampled success, evaluation", metric=metrics.EVAL_SAMPLED_SUCCESS, format=".0%", word="sampled"
 )
@@ -62,7 +62,7 @@ _TURNS = (
     PanelRow(label="judged reward of a turn", metric=metrics.REWARD_JUDGED, format="+.2f", word="judged", is_rare=True),
     *_FOOLED,
 )
-"""Rows for a policy that writes."""
+"""Rows for a policy that acts in text."""
 _CHUNKS = (
     *DEFAULT,
     _SAMPLED,

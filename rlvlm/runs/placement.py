@@ -1,7 +1,7 @@
-"""Where each process of a run lies: what it asks of Ray, whether the cluster has a place for all, and the GPU of the
-run's own process, which Ray does not know of by itself.
+"""Placement of a run's processes: their resources in Ray, whether the cluster can hold them all, and the GPU of the
+run's own process, which Ray does not know about by itself.
 
-`rlvlm run TASK --plan` prints it. Called by the run, by sweeps' bundles and by `rlvlm slurm`.
+`rlvlm run TASK --plan` prints it. Used by the run, by sweeps' bundles and by `rlvlm slurm`.
 """
 
 import logging
@@ -30,12 +30,12 @@ from rlvlm.vlms import devices
 logger = logging.getLogger(__name__)
 
 _BOOKING_S = 30.0
-"""Longest wait for a GPU that Ray says is free."""
+"""Maximum wait for a GPU that Ray reports as free, seconds."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Node:
-    """A machine of the cluster, and what of it is not given away yet."""
+    """A machine of the cluster, with its free resources."""
 
     name: str
     cpus: float
@@ -45,11 +45,11 @@ class Node:
     """Whether the run's own process is on it."""
 
     def take(self, role: Role) -> bool:
-        """Gives one process of `role` its place, as Ray does: shares of a GPU on the fullest that has room."""
+        """Assigns resources to one process of `role`, as Ray does: shares of a GPU on the fullest with room."""
         # the small term: shares such as 0.1 do not add up exactly
         if role.cpus > self.cpus + 1e-9:
             return False
-        if role.gpus >= 1:  # whole GPUs: Ray knows no 1.5
+        if role.gpus >= 1:  # whole GPUs: Ray does not allow 1.5
             whole = [number for number, free in enumerate(self.gpus) if free == 1][: int(role.gpus)]
             if len(whole) < role.gpus:
                 return False
@@ -66,12 +66,12 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where each process of a run lies."""
+    """Node of each process of a run."""
 
     roles: tuple[Role, ...]
-    """The run's own process, with the share of a GPU that it has, and all that it starts."""
+    """The run's own process, with its share of a GPU, and all that it starts."""
     where: dict[str, list[str]]
-    """Names of the nodes of each role's processes, one for each."""
+    """Names of nodes by role, one for each process."""
 
     @property
     def own_share(self) -> float:
@@ -80,23 +80,23 @@ class Layout:
 
 
 def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = True) -> Layout:
-    """Where the processes of a run go on `machines`: what `--plan` prints, and what the run goes by.
+    """Returns where the processes of a run go on `machines`, as printed by `--plan` and used by the run.
 
-    The run's own process takes a whole GPU of its node where the others leave one, else what they leave of one, and
-    computes on the CPU where they leave none, unless a `device` setting wants a GPU.
+    The run's own process takes a whole GPU of its node if the others leave one, else the rest of one, and computes on
+    the CPU if nothing is left, unless a `device` setting requires a GPU.
 
     Args:
-        config: of the run.
-        machines: with nothing given away yet.
-        is_here: whether this process is on one of them; else they are a job's to come, whose GPUs torch can use.
+        config: config of the run.
+        machines: nodes with all their resources free.
+        is_here: whether this process is on one of them; else they are a future job's, and torch can use their GPUs.
 
     Raises:
-        MachineError: one of them has no place.
+        MachineError: a process cannot be placed.
     """
     sections = config.networks()
     wanted = [section for section, (device, *_) in sections.items() if device != "cpu"]
     learns = not config.num_learners
-    # a private Ray, which is one machine, has a core for every process that asks for one: few cores are shared
+    # a private Ray, on one machine, has a core for every process that asks for one: few cores are shared
     is_private = not os.environ.get("RAY_ADDRESS") if is_here else len(machines) == 1
     others = deepcopy(list(machines))
     if is_private:
@@ -111,7 +111,7 @@ def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = Tr
         roles = (mine, *config.roles)
         return Layout(roles=roles, where=place(roles, deepcopy(others)))
 
-    if is_here and (given := _given_share()) is not None:  # it has that already, whatever it wants
+    if is_here and (given := _given_share()) is not None:  # already assigned, whatever it wants
         return with_share(given)
     alone = deepcopy(others)
     where = place(config.roles, alone)
@@ -128,10 +128,10 @@ def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = Tr
 
 
 def _given_share() -> float | None:
-    """The GPUs that this process was given before it looked for one; None where it may look for one itself.
+    """Returns the GPUs assigned to this process from outside; None if it may choose one itself.
 
-    A worker of Ray's, as the run of a sweep is, has what Ray gave it. A process that is shown fewer GPUs than Ray has
-    here, as under `ray job submit --entrypoint-num-gpus 1`, was given those.
+    A Ray worker, such as a sweep's run, has what Ray assigned. A process that sees fewer GPUs than Ray has here, as
+    under `ray job submit --entrypoint-num-gpus 1`, was assigned those.
     """
     if not ray.is_initialized():
         return None
@@ -143,7 +143,7 @@ def _given_share() -> float | None:
 
 
 def _check_colocated(config: RunConfig, where: Mapping[str, list[str]], machines: Sequence[Node]) -> None:
-    """Raises MachineError where Serve might start an engine on a node without a learner whose GPU it is to use."""
+    """Raises MachineError if Serve might start an engine on a node without a learner whose GPU it is to use."""
     if not isinstance(config, TurnsRun) or not (config.engine.colocated and config.algo.gpus_per_learner):
         return
     engine = config.engine
@@ -156,7 +156,7 @@ def _check_colocated(config: RunConfig, where: Mapping[str, list[str]], machines
 
 
 def nodes() -> list[Node]:
-    """The machines of the Ray cluster that this process is on; without one this machine, as a private Ray sees it."""
+    """Returns the machines of the present Ray cluster; without one this machine, as a private Ray sees it."""
     if not ray.is_initialized():
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return [Node(name="this machine", cpus=float(max(2, usable_cores())), gpus=[1.0] * count, is_own=True)]
@@ -173,12 +173,12 @@ def nodes() -> list[Node]:
 
 
 def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str]]:
-    """Names of the nodes on which each role's processes find a place, one for each process.
+    """Returns, by role, the names of the nodes on which its processes can be placed, one for each process.
 
-    Those that ask for most are placed first, as one does who does not want to be left with what fits nowhere.
+    Processes with the largest requests are placed first, because they fit in the fewest places.
 
     Raises:
-        MachineError: one of them has no place, with what is left of each node and the settings to change.
+        MachineError: one cannot be placed; the message has each node's free resources and the settings to change.
     """
     found: dict[str, list[str]] = {role.name: [] for role in roles}
     for role in sorted(roles, key=lambda role: (not role.is_own, -role.gpus, -role.cpus)):
@@ -197,10 +197,10 @@ def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str
 
 
 def plan_table(config: RunConfig) -> Table:
-    """The roles of a run with what each asks for and the nodes that have a place for it, as a table.
+    """Returns a table of a run's roles with their requests and the nodes that can hold them.
 
     Raises:
-        MachineError: one has no place.
+        MachineError: one cannot be placed.
     """
     layout = layout_of(config, nodes())
     rows, memory = [], learner_memory(config) or "-"  # of the learner's GPU
@@ -215,28 +215,28 @@ def plan_table(config: RunConfig) -> Table:
 
 
 class _Booking:
-    """Holds a share of a GPU in Ray's books for a process that is no worker of Ray's."""
+    """Actor that reserves a share of a GPU in Ray for a process that is not a Ray worker."""
 
     def ids(self) -> list[str]:
-        """The GPUs that Ray has given it, as CUDA_VISIBLE_DEVICES would have them."""
+        """Returns the GPUs that Ray assigned to it, as in CUDA_VISIBLE_DEVICES."""
         return [str(gpu_id) for gpu_id in ray.get_gpu_ids()]
 
 
 def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
-    """Sets a share of a GPU of this node aside, so that Ray gives it to no other process.
+    """Reserves a share of a GPU of this node, so that Ray assigns it to no other process.
 
     Args:
-        share: of one GPU, in (0, 1].
-        wanted: a GPU's id, where it must be that one.
+        share: share of one GPU, in (0, 1].
+        wanted: id of a GPU, if it must be that one.
 
     Returns:
-        What holds it, to be ended with `ray.kill`, and the GPU's id.
+        The actor that holds it, to be ended with `ray.kill`, and the GPU's id.
 
     Raises:
-        MachineError: Ray has none left here.
+        MachineError: Ray has no free GPU here.
     """
     node = ray.get_runtime_context().get_node_id()
-    # Ray chooses the GPU: the wrong ones are held until the wanted one comes, and given back then
+    # Ray chooses the GPU: wrong ones are held until the wanted one comes, and released then
     held: list[Any] = []
     try:
         while share > 0 and ray.available_resources().get("GPU", 0.0) + 1e-9 >= share:
@@ -264,14 +264,14 @@ def book_gpu(share: float, wanted: str = "") -> tuple[Any, str]:
 
 @contextmanager
 def own_gpu(config: RunConfig) -> Iterator[None]:
-    """While the context is open every process of the run has a place, and the run's own networks have the share of a
-    GPU of this node that `layout_of` gives them, in Ray's books too; without one they compute on the CPU. Ray and RLlib
-    would wait for a place without a word.
+    """Ensures while the context is open that every process of the run can be placed, and that the run's own networks
+    have the GPU share that `layout_of` assigns to them, reserved in Ray too; without one they compute on the CPU. Ray
+    and RLlib would wait for resources silently.
 
-    What others hold at the moment is not asked of the processes that Ray starts: it may become free.
+    Resources held by others at the moment do not count against processes that Ray starts: they may become free.
 
     Raises:
-        MachineError: a process has no place, or a network wants `cuda`, and other runs leave nothing.
+        MachineError: a process cannot be placed, or a network needs `cuda` but other runs leave no GPU.
     """
     share = layout_of(config, nodes()).own_share
     wants = {device for device, *_ in config.networks().values()} - {"cpu"}

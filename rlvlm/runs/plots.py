@@ -1,4 +1,4 @@
-"""The images of a run: learning curve, label quality by difficulty, labels over time."""
+"""The plots of a run: learning curve, label quality by difficulty, labels over time."""
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -33,22 +33,22 @@ OUTCOMES = {
     "invalid": "#8d6e97",
     "failed": "#454b54",
 }
-"""Outcomes of a query, and their colours in every image and page."""
+"""Outcomes of a query with their colours in every plot and page."""
 SCORED = {"scored": "#457b9d"}
-"""Scores are neither right nor wrong."""
+"""Scores are neither right nor wrong, so have a single colour."""
 INK = "#264653"
 ACCENT = "#e9a23b"
 COLOURS = ("#2a9d8f", "#e76f51", "#457b9d", "#e9a23b", "#8d6e97", "#264653", "#9aa84f", "#d4779c", "#6b4f3a", "#7fb3d5")
-"""Colours of the things compared, in the order in which they are named."""
+"""Colours of the items compared, in the order in which they are named."""
 HEALTH = {
     "unreadable replies, sampled": (metrics.REPLY_INVALID, "#e76f51"),
     "groups that teach something": (metrics.GROUP_KEPT, "#457b9d"),
 }
-"""Shares of a rollout that show how training fares, by the label shown."""
+"""Shares of a rollout that show the health of training, by the label shown."""
 NUM_BINS = 10
 _ALIKE, _HIDDEN, _WIDEST = 0.012, 0.2, 8.0
-"""Curves closer than this share of a panel's height hide each other; where they do so on this share of their stretches,
-they are drawn as stripes, the widest of so many points.
+"""Curves closer than this share of a panel's height hide each other; if they do so on this share of their segments,
+they are drawn as stripes, the widest of this many points.
 """
 STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
@@ -67,7 +67,7 @@ STYLE: dict[Any, Any] = {
 
 
 def write_plots(folder: RunFolder, title: str) -> list[Path]:
-    """Draws every plot there is data for into the run's `plots/`, and returns the files."""
+    """Draws every plot for which there is data into the run's `plots/`, and returns the files."""
     evaluations, queries, scores = folder.evaluations.read(), final_answers(folder.queries.read()), folder.scores.read()
     rows = folder.metrics.read()
     watched = [row for row in rows if metrics.JUDGE_SCORE in row]
@@ -87,21 +87,21 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
 
 
 def titled(width: float, height: float, title: str) -> Figure:
-    """An empty figure of that size in inches, with the name of what it is about at the top."""
+    """Returns an empty figure of that size in inches, with a title at the top."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     return figure
 
 
 def to_png(figure: Figure) -> bytes:
-    """A figure as a PNG file."""
+    """Renders a figure as PNG."""
     data = BytesIO()
     figure.savefig(data, format="png", bbox_inches="tight")
     return data.getvalue()
 
 
 def to_svg(figure: Figure) -> bytes:
-    """A figure as an SVG file, the same bytes each time."""
+    """Renders a figure as SVG, with the same bytes each time."""
     data = BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "rlvlm"}):
         figure.savefig(data, format="svg", bbox_inches="tight", metadata={"Date": None})
@@ -109,18 +109,18 @@ def to_svg(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, file: Path) -> Path:
-    """Writes a figure as PNG in one move."""
+    """Writes a figure as PNG, atomically."""
     write_whole(file, to_png(figure))
     return file
 
 
 def show_coinciding(axes: Axes, curves: Mapping[str, Line2D] | None = None) -> str:
-    """Draws curves that lie on one another as stripes, the first the widest, and returns a note that names them, e.g.
-    `A and B coincide`; empty where each is seen by itself.
+    """Draws curves that coincide as stripes, the first the widest, and returns a note that names them, e.g. `A and B
+    coincide`; empty if all curves can be seen.
 
     Args:
-        axes: whose limits are set.
-        curves: by name, in the order in which they were drawn; None: the lines that have a label.
+        axes: axes whose limits are set.
+        curves: curves by name, in the order of drawing; None: the lines with a label.
     """
     if curves is None:
         labelled = ((str(line.get_label()), line) for line in axes.get_lines())
@@ -130,7 +130,7 @@ def show_coinciding(axes: Axes, curves: Mapping[str, Line2D] | None = None) -> s
     tolerance = _ALIKE * abs(float(np.subtract(*axes.get_ylim())))
     shares: dict[
         tuple[str, str], float
-    ] = {}  # of the stretches where both are drawn, those on which one hides the other
+    ] = {}  # by pair: on which of the segments where both are drawn one hides the other
     for left, right in combinations([name for name, points in drawn.items() if len(points)], 2):
         (x_left, y_left), (x_right, y_right) = drawn[left].T, drawn[right].T
         places = np.union1d(x_left, x_right)
@@ -138,7 +138,7 @@ def show_coinciding(axes: Axes, curves: Mapping[str, Line2D] | None = None) -> s
         if len(places):
             apart = np.abs(np.interp(places, x_left, y_left) - np.interp(places, x_right, y_right))
             is_alike = apart <= tolerance
-            # a stretch is hidden where both of its ends are: curves may well begin or cross at one point
+            # a segment is hidden if both of its ends are: curves may well begin or cross at a point
             shares[left, right] = float((is_alike[:-1] & is_alike[1:] if len(places) > 1 else is_alike).mean())
     hidden = [pair for pair, share in shares.items() if share >= _HIDDEN]
     groups: list[set[str]] = []
@@ -157,17 +157,17 @@ def show_coinciding(axes: Axes, curves: Mapping[str, Line2D] | None = None) -> s
 
 
 def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Success, returns, and what there is of the rollouts' health and of queries, over env steps: rows of `eval.csv`,
-    of the query log or the score log, and of `metrics.jsonl`.
+    """Draws success, returns, and any data on the rollouts' health and on queries, over env steps: from rows of
+    `eval.csv`, of the query log or the score log, and of `metrics.jsonl`.
     """
     health = {
         label: (name, colour)
         for label, (name, colour) in HEALTH.items()
-        if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # always none or all: no image
+        if {row[name] for row in rows if name in row} not in ({0.0}, {1.0}, set())  # not if it is always none or all
     }
     steps, learned = column(evaluations, "step") / 1_000, column(evaluations, "learned_return")
     heights = {"success": 3.0, "returns": 2.0}
-    # in a panel of its own: on a second scale over the true ones, any two rising curves can be made to coincide
+    # in a panel of its own: with a second scale over the true ones, any two rising curves can be made to coincide
     heights |= {"learned": 2.0} if np.isfinite(learned).any() else {}
     heights |= {"health": 1.6} if health else {}
     heights |= {"queries": 1.6} if queries else {}
@@ -203,10 +203,10 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
 
 
 def draw_accuracy(queries: Rows, title: str) -> Figure:
-    """Correct, incorrect and undecided shares by how far apart the two sides truly are.
+    """Draws correct, incorrect and undecided shares by the true difference between the two sides.
 
-    A bar holds about a tenth of the queries: most pairs lie close together, and of bars of equal width the first would
-    have half of them.
+    A bar has about a tenth of the queries: most pairs differ little, and of bars of equal width the first would have
+    half of them.
     """
     gaps = np.abs(np.diff(logged_truths(queries))[:, 0])
     # deciles of the gaps; equal ones share a bar, so there may be fewer than ten
@@ -215,7 +215,7 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
     outcomes = np.array([outcome(row) for row in queries])
     figure = titled(8, 5.6, title)
     axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    # shares are of a bar's own queries; the panel below shows how many those are
+    # shares are of a bar's own queries; the panel below shows their number
     totals = np.bincount(bins, minlength=num_bins)
     shares = {
         name: 100 * np.bincount(bins[outcomes == name], minlength=num_bins) / np.maximum(totals, 1)
@@ -235,12 +235,12 @@ def draw_accuracy(queries: Rows, title: str) -> Figure:
 
 
 def draw_labels_over_time(queries: Rows, title: str) -> Figure:
-    """Outcomes of each feedback session, and the accuracy of the decided ones."""
+    """Draws the outcomes of each feedback session, and the accuracy of decided ones."""
     _, firsts, places = np.unique(column(queries, "session"), return_index=True, return_inverse=True)
     found, steps = np.array([outcome(row) for row in queries]), column(queries, "env_step")[firsts] / 1_000
     counts = {name: np.bincount(places[found == name], minlength=len(firsts)) for name in OUTCOMES}
     decided = counts["correct"] + counts["incorrect"]
-    # NaN where a session decided nothing: the line has a gap there
+    # NaN if a session decided nothing: the line has a gap there
     accuracy = 100 * counts["correct"] / np.where(decided, decided, np.nan)
     figure = titled(8, 4, title)
     axes = figure.add_subplot()
@@ -264,8 +264,8 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
 
 
 def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figure:
-    """Every score of the log over the true progress, and the mean score of each tenth of it. Where a score
-    `says_success` it need not be as high as progress.
+    """Draws every score of the log over the true progress, and the mean score of each tenth of it. A score that
+    `says_success` need not be as high as progress.
     """
     given = [row for row in scores if row["vlm_score"] and row["ground_truth_score"]]
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
@@ -285,8 +285,8 @@ def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figu
 
 
 def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """What the judge says beside what is true, how often it is wrong, and its controls, over env steps: from those rows
-    of `metrics.jsonl` that have a judge's figures.
+    """Draws the judge's scores beside the truth, its error rates and its controls, over env steps: from the rows of
+    `metrics.jsonl` with a judge's figures.
     """
     steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
     figure = titled(10, 7.5, title)
@@ -311,7 +311,7 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
     for axes, (heading, wanted) in zip(panels, lines, strict=True):
         for label, (name, colour) in wanted.items():
             values = np.array([row.get(name, np.nan) for row in rows])
-            known = np.isfinite(values)  # controls are asked now and then, and a line needs neighbours
+            known = np.isfinite(values)  # controls are only asked now and then, and a line needs neighbours
             axes.plot(steps[known], values[known], color=colour, marker="o", markersize=3, linewidth=2, label=label)
         axes.set(title=heading, ylim=(-0.04, 1.04))
         note = textwrap.fill(show_coinciding(axes), 32)
@@ -326,7 +326,7 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
 
 
 def outcome(row: Mapping[str, Any]) -> str:
-    """The outcome of a query of a log, or of one kept as an example, as a key of `OUTCOMES` or `SCORED`; where the
+    """Returns the outcome of a query from a log, or from a stored example, as a key of `OUTCOMES` or `SCORED`; if the
     truth ties there is no right label.
     """
     if row["status"] != "ok":
@@ -337,12 +337,12 @@ def outcome(row: Mapping[str, Any]) -> str:
 
 
 def column(rows: Rows, name: str) -> FloatArray:
-    """[N] numbers of one column; an empty cell is NaN."""
+    """Returns [N], the numbers of one column; NaN for an empty cell."""
     return np.array([float(row[name]) if row[name] else np.nan for row in rows], dtype=np.float32)
 
 
 def _draw_success(axes: Axes, evaluations: Rows) -> None:
-    """Greedy success, and sampled success and returns above 0 where they were measured and differ."""
+    """Draws greedy success and, if measured and different, sampled success and returns above 0."""
     steps, counts = column(evaluations, "step") / 1_000, column(evaluations, "episodes").astype(int)
     distinct = [int(row.get("distinct_episodes") or row["episodes"]) for row in evaluations]
     is_sampled = bool(evaluations[-1].get("sampled_success_rate"))
@@ -359,10 +359,10 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
         success = column(evaluations, DECODINGS["success"][place])
         label = decoding if is_sampled else "at any step of the episode"
         axes.plot(steps, 100 * success, color=colour, marker="o", markersize=4, linewidth=2, label=label)
-        # of a deterministic policy's few episodes an interval would be as wide as the axes: what is below is filled
+        # for a deterministic policy's few episodes an interval would be as wide as the axes: fill below the curve
         low, high = np.zeros(len(success)), success
         if is_sampled:
-            independent = counts if place else distinct  # a greedy episode that is played again says nothing new
+            independent = counts if place else distinct  # a repeated greedy episode adds no information
             bounds = [
                 wilson_interval(round(share * count), count) for share, count in zip(success, independent, strict=True)
             ]
@@ -383,9 +383,9 @@ def _draw_success(axes: Axes, evaluations: Rows) -> None:
 
 
 def draw_spent(axes: Axes, queries: Rows, last: float) -> None:
-    """Queries so far, up to `last` thousand env steps."""
+    """Draws the queries so far, up to `last` thousand env steps."""
     axes.set(title=f"Queries asked so far, {len(queries):,} in all", ylabel="queries")
-    # the areas go on to the end of the run, where nothing more is asked
+    # the areas continue to the end of the run, where nothing more is asked
     steps = np.append(column(queries, "env_step") / 1_000, last)
     outcomes = np.array([outcome(row) for row in queries])
     colours = OUTCOMES | SCORED
@@ -396,8 +396,8 @@ def draw_spent(axes: Axes, queries: Rows, last: float) -> None:
 
 
 def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mapping[str, str], **look: Any) -> None:
-    """One bar per difficulty bin, stacked of `shares` [N] in percent by name, each with its number where there is room
-    for it; `look` are further settings of matplotlib's bars.
+    """Draws one bar per difficulty bin, stacked from `shares` [N] in percent by name, each with its number if it fits;
+    `look` are further settings of matplotlib's bars.
     """
     base: NDArray[Any] | float = 0.0
     for name, share in shares.items():

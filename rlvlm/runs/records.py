@@ -1,4 +1,4 @@
-"""What a run writes down of each question and its answer: rows of its query and score logs, examples with images."""
+"""Log entries of a run's questions and answers: rows of its query and score logs, examples with images."""
 
 import base64
 import math
@@ -26,27 +26,27 @@ from rlvlm.vlms.stills import to_png
 
 T = TypeVar("T")
 Draw = Callable[[FloatArray, int], Frames]
-"""Makes images [N, H, W, 3] of snapshots [N, S]; takes the side wanted, in pixels."""
+"""Function from snapshots [N, S] and a side in pixels to images [N, H, W, 3]."""
 NUM_EXAMPLES = 4
-"""Examples kept of each session or update, evenly spread over it."""
+"""Number of examples of each session or update, evenly spread over it."""
 MAX_FRAMES = 8
-"""Frames of an episode on the page."""
+"""Maximum number of frames of an episode on the page."""
 PAIR_PX, SCORED_PX = 200, 160
-"""Side of the images kept, where the env has no size of its own."""
+"""Side of stored images of pairs and of scored items, pixels, if the env has no size of its own."""
 NEAR = 0.1
-"""Largest distance from the true progress of a score that is near to it."""
+"""Maximum distance from the true progress at which a score counts as near to it."""
 _CODES = {Label.LEFT: 0, Label.RIGHT: 1}
 
 
 class Recorder:
-    """Rows of the query and score logs, examples for the judge's page, and the truth beside kept answers.
+    """Writes rows of the query and score logs, examples for the judge's page, and the truth beside kept answers.
 
     Args:
-        folder: of the run.
-        labels: opens the store where the judge's answers are kept.
-        draw: makes the images of the examples.
-        goal: the judge's, of scores of progress; other scored items bring their own.
-        paint: draws the hand's path on them, where the judge sees it.
+        folder: folder of the run.
+        labels: opens the store of the judge's answers.
+        draw: draws the images of the examples.
+        goal: the judge's goal, for scores of progress; other scored items have their own.
+        paint: draws the hand's path on them, if the judge sees it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Recorder:
         self._fooled: Distinct | None = None
 
     def keep(self, records: Iterable[QueryRecord | ScoredItem]) -> None:
-        """Writes down what the algorithm's `drain_records` gave."""
+        """Writes the records returned by the algorithm's `drain_records`."""
         drained = list(records)
         queries = [record for record in drained if isinstance(record, QueryRecord)]
         scored = [record for record in drained if not isinstance(record, QueryRecord)]
@@ -73,24 +73,24 @@ class Recorder:
                 self._labels = self._labels or self._open_labels()
                 self._labels.add_truths(truths)
             self._folder.queries.append(map(query_row, queries))
-            # examples are chosen of each session by itself, so it does not matter how many were drained together
+            # examples are chosen per session, so it does not matter how many records are drained together
             for _, session in groupby(queries, key=lambda record: record.session):
                 self._folder.samples.append(compared_examples(list(session), self._draw, self._paint))
             release_free_memory()
 
     def _keep_fooled(self, records: Sequence[ScoredItem]) -> None:
-        """Keeps what the judge calls a success and the simulator does not, for `rlvlm judge-bench harvest`."""
+        """Stores episodes that only the judge calls a success, for `rlvlm judge-bench harvest`."""
         if self._fooled is None:
-            self._fooled = Distinct(MAX_KEPT)  # a run that goes on knows what it kept before
+            self._fooled = Distinct(MAX_KEPT)  # a resumed run knows what it stored before
             self._fooled.episodes += [parse_episode(row) for row in self._folder.fooled.read()]
         rows = []
         is_overrated = _overrated(records)
-        # the best scored first: that is what a policy learns from
+        # best scores first: the policy learns from those
         for record in sorted(records, key=lambda record: -(record.score.value or 0.0)):
             item, value, threshold = record.item, record.score.value, record.success_threshold
             if value is None or not (is_overrated(value, item.progress) if threshold is None else value >= threshold):
                 continue
-            # a success that was lost is neither right nor wrong; without progress its end is unknown
+            # a lost success is neither right nor wrong; without progress its end is unknown
             if item.is_success or item.success_lost or math.isnan(item.progress):
                 continue
             episode = HackedEpisode(
@@ -104,8 +104,8 @@ class Recorder:
             if len(rows) == MAX_PER_UPDATE:
                 break
             row = episode.row()
-            with suppress(ValueError):  # of a goal in other than plain words: no suite would take it
-                # as it will be read: a run that goes on must find the same ones alike
+            with suppress(ValueError):  # a goal with special characters, which no suite accepts
+                # compared as it will be read: a resumed run must recognise the same ones
                 if self._fooled.add(parse_episode(row)):
                     rows.append({ENV_STEPS: record.env_step} | row)
         if rows:
@@ -113,22 +113,22 @@ class Recorder:
 
 
 def _overrated(records: Sequence[ScoredItem]) -> Callable[[float, float], bool]:
-    """Whether a score and the true progress show that a judge of progress, which claims no success, was fooled: the
-    score is among the best quarter of `records` and the progress among the worst.
+    """Returns a test whether a score and the true progress show that a judge of progress, which claims no success, was
+    fooled: the score is among the best quarter of `records` and the progress among the worst.
     """
     known = [(record.score.value, record.item.progress) for record in records if record.score.value is not None]
     if not known:
         return lambda score, progress: False
-    # by ranks: one judge's scores fill the scale, another's lie between 0.3 and 0.4
+    # by ranks: one judge's scores use the whole scale, another's are between 0.3 and 0.4
     scores, progresses = np.array(known).T
     best, worst = np.quantile(scores, 0.75), np.quantile(progresses, 0.25)
-    # where all are alike none is better than another
+    # if all are equal none is better than another
     differ = best > np.median(scores) and worst < np.median(progresses)
     return lambda score, progress: bool(differ and score >= best and progress <= worst)
 
 
 def query_row(record: QueryRecord) -> dict[str, Any]:
-    """A row of `vlm_query_log.csv`."""
+    """Returns a row of `vlm_query_log.csv`."""
     verdict = record.verdict
     p_left, p_right, p_tie = verdict.probabilities or (None, None, None)
     return {
@@ -156,8 +156,8 @@ def query_row(record: QueryRecord) -> dict[str, Any]:
 
 
 def score_row(record: ScoredItem, index: int) -> dict[str, Any]:
-    """A row of `vlm_score_log.csv`; the session of turns and episodes is their group. `index` is the place among those
-    of one update, for records that have none of their own.
+    """Returns a row of `vlm_score_log.csv`; for turns and episodes the session is their group. `index` is the position
+    in one update, for records that have none of their own.
     """
     score = record.score
     return {
@@ -177,10 +177,10 @@ def score_row(record: ScoredItem, index: int) -> dict[str, Any]:
 
 
 def truths_of(records: Iterable[QueryRecord]) -> Iterator[Truth]:
-    """What the simulator knows about the queries whose answers are kept in a store.
+    """Yields the simulator's truth about the queries whose answers are kept in a store.
 
-    A judge gets images and a goal alone. The loop puts the truth beside its answer in a `QueryRecord`, for metrics;
-    from there it goes into the store as a line of its own, named by the question that the answer carries.
+    A judge only gets images and a goal. The loop puts the truth beside its answer in a `QueryRecord`, for metrics; from
+    there it goes into the store as a line of its own, under the question that the answer names.
     """
     for record in records:
         if record.verdict.question:
@@ -188,11 +188,11 @@ def truths_of(records: Iterable[QueryRecord]) -> Iterator[Truth]:
 
 
 def compared_examples(records: Sequence[QueryRecord], draw: Draw, paint: Paint | None = None) -> list[dict[str, Any]]:
-    """What the judge's page needs of a few of a session's queries; which are taken depends on their order alone."""
+    """Returns the judge page's entries for a few of a session's queries, chosen by their order alone."""
     rows = []
     for record in _some(records):
         verdict = record.verdict
-        # Where segments are longer than a step, their last image stands for them.
+        # If segments are longer than a step, only their last image is shown.
         ends = draw(np.stack([side.snapshots[-1] for side in (record.pair.left, record.pair.right)]), PAIR_PX)
         left, right = painted(ends[0], record.pair.left.path, paint), painted(ends[1], record.pair.right.path, paint)
         shares = None if verdict.probabilities is None else [round(p, 4) for p in verdict.probabilities]
@@ -220,14 +220,16 @@ def compared_examples(records: Sequence[QueryRecord], draw: Draw, paint: Paint |
 
 
 def painted(image: NDArray[np.uint8], path: FloatArray, paint: Paint | None) -> NDArray[np.uint8]:
-    """`image` [H, W, 3] as the judge saw it: with the hand's path through the moments `path` [P, S], where P > 0."""
+    """Returns `image` [H, W, 3] as shown to the judge: with the hand's path through the moments `path` [P, S], if P >
+    0.
+    """
     return paint(image, path) if paint and len(path) else image
 
 
 def scored_examples(
     records: Sequence[ScoredItem], draw: Draw, goal: str, paint: Paint | None = None
 ) -> list[dict[str, Any]]:
-    """The same of scores: of turns and episodes, or of the progress of images and segments."""
+    """Returns such entries for scores: of turns and episodes, or of the progress of images and segments."""
     rows = []
     for record in _some(records):
         score = record.score
@@ -263,7 +265,7 @@ def scored_examples(
 
 
 def nearness(value: float, progress: float) -> str:
-    """The outcome of a score of progress, as a key of `pages.SCORE_COLOURS`."""
+    """Returns the outcome of a score of progress, as a key of `pages.SCORE_COLOURS`."""
     if math.isnan(progress):
         return "scored, progress unknown"
     if abs(value - progress) <= NEAR:
@@ -272,7 +274,7 @@ def nearness(value: float, progress: float) -> str:
 
 
 def outcome_of(value: float, item: ScoringItem, success_threshold: float) -> str:
-    """The outcome of a score that claims a success from `success_threshold` on, as a key of `pages.SCORE_COLOURS`."""
+    """Returns the outcome of a score that claims success from `success_threshold` on, a key of `SCORE_COLOURS`."""
     if item.success_lost:
         return "success, undone at the end"
     if value >= success_threshold:
@@ -281,13 +283,13 @@ def outcome_of(value: float, item: ScoringItem, success_threshold: float) -> str
 
 
 def encode_png(image: NDArray[np.uint8]) -> str:
-    """An image [H, W, 3] as base64 of a PNG."""
+    """Returns an image [H, W, 3] as a base64 PNG."""
     return base64.b64encode(to_png(image, is_small=True)).decode()
 
 
 def _some(records: Sequence[T]) -> Iterator[T]:
-    """`NUM_EXAMPLES` of the records, evenly spread over them."""
-    # by their order alone, so that a run that was resumed keeps the same examples
+    """Yields `NUM_EXAMPLES` of the records, evenly spread over them."""
+    # by order alone, so that a resumed run keeps the same examples
     indices = np.linspace(0, len(records) - 1, NUM_EXAMPLES).astype(int).tolist() if records else ()
     yield from (records[index] for index in sorted(set(indices)))
 

@@ -1,6 +1,6 @@
 """Results of an evaluation: its row of `eval.csv`, and the true score by which runs are compared.
 
-The learned reward plays no part.
+The learned reward is not used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ DECODINGS = {
     "success": ("success_rate", "sampled_success_rate"),
     "return above 0": ("strict_success_rate", "sampled_strict_success_rate"),
 }
-"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what is counted."""
+"""Columns of `eval.csv` with the share of greedy and of sampled episodes, by what they count."""
 
 
 def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
-    """[N] the score of each evaluation: the success rate (`true_success`), or the true return on the task's own scale
-    from 0 to 1.
+    """Returns [N], the score of each evaluation: the success rate (`true_success`), or the true return on the task's
+    own scale from 0 to 1.
 
-    The scale is fixed by the task, not by the runs compared, so a score means the same in every report. A return better
-    than the one that counts as solved scores above 1, one worse than random play below 0.
+    The scale is fixed by the task, not by the runs compared, so a score means the same in every report. A return above
+    that of a solved task scores above 1, one below random play's scores below 0.
 
     Args:
-        task: its name.
-        rows: of `eval.csv`.
+        task: name of the task.
+        rows: rows of `eval.csv`.
 
     Raises:
         UsageError: there is no such task.
@@ -38,20 +38,20 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
     scale = find_task(task).return_range
     if scale is None:
         return np.array([true_success(row) for row in rows], np.float64)
-    # 0 at random play's return and 1 at the one that counts as solved, both of the task
+    # 0 at the return of random play and 1 at that of a solved task, both defined by the task
     lowest, highest = scale
     returns = np.array([float(row["episode_return"]) for row in rows], np.float64)
     return (returns - lowest) / (highest - lowest)
 
 
 def score_name(task: str) -> str:
-    """Name of a task's score, for axes and tables."""
+    """Returns the name of a task's score, for axes and tables."""
     scale = find_task(task).return_range
     return "success rate" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
 
 
 def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dict[str, Any]:
-    """A row of `eval.csv`: means over the episodes of one evaluation; None of success that the env cannot tell."""
+    """Returns a row of `eval.csv`: means over an evaluation's episodes; None for success if it is not tested."""
     episodes = evaluation.episodes
 
     def rate(succeeded: list[bool]) -> float | None:
@@ -75,22 +75,22 @@ def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dic
 
 
 def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """What the best of several rows of `eval.csv` is chosen by: success at the end of episodes, success, the return."""
+    """Returns the sort key of the best row of `eval.csv`: success at the end of episodes, success, return."""
     success, at_end = true_success(row), row.get("success_at_end")
-    # Envs in steps play on after success, and a policy that passes by and goes on is not what a run is for. Where
-    # sampled play was evaluated too, episodes end with success.
+    # Envs in steps continue after success, and a policy that passes the goal and leaves it is not wanted. If sampled
+    # play was evaluated too, episodes end with success.
     continue_after_success = row.get("sampled_success_rate") in (None, "") and at_end not in (None, "")
     return float(at_end or 0.0) if continue_after_success else success, success, float(row["episode_return"])
 
 
 def true_success(row: Mapping[str, Any]) -> float:
-    """The share of successful episodes in a row of `eval.csv`; 0 where the env does not define success.
+    """Returns the share of successful episodes in a row of `eval.csv`; 0 if the env does not define success.
 
-    Where sampled play was evaluated too, it counts as much as greedy play: a greedy policy that went round in circles
-    may sample well, and the other way round. In envs in turns no more count than have a return above 0: chance
-    reaches many a goal in the end.
+    If sampled play was evaluated too, it counts as much as greedy play: a greedy policy may go round in circles where
+    sampled play succeeds, and vice versa. In envs in turns no more episodes count than have a return above 0, because
+    chance reaches many a goal in the end.
     """
-    # of each decoding the lower of success and return above 0; the mean over the decodings that were played
+    # for each decoding the lower of success and return above 0; the mean over the decodings that were played
     measured = [
         [float(row[name]) for name in names if row.get(name) not in (None, "")]
         for names in zip(*DECODINGS.values(), strict=True)

@@ -1,4 +1,4 @@
-"""A run's configuration as YAML text and back; unknown keys and wrong types are errors that name the place."""
+"""Conversion of a run's configuration to YAML and back; unknown keys and wrong types are errors with their place."""
 
 import ast
 import contextlib
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 
 def to_yaml(config: Any) -> str:
-    """The YAML text of a config tree, in the order of its fields; `from_yaml` gives an equal tree back."""
+    """Returns the YAML text of a config tree, in the order of its fields; `from_yaml` restores an equal tree."""
     return write_yaml(_plain(config))
 
 
 def commented(text: str, config: Any) -> str:
-    """The YAML text of a config tree with the first sentence about each setting behind it, for readers."""
+    """Returns the YAML text of a config tree with the first sentence about each setting as a comment."""
     lines: list[str] = []
     place: list[str] = []
     for line in text.splitlines():
-        # YAML's own indentation of two says how deep a key lies; items of a list have no key
+        # YAML's indentation of two gives the depth of a key; items of a list have no key
         key = re.match(r"( *)(\w+):", line)
         if key:
             place = [*place[: len(key[1]) // 2], key[2]]
@@ -46,7 +46,7 @@ def commented(text: str, config: Any) -> str:
 
 
 def meanings(config: Any, prefix: str = "") -> dict[str, str]:
-    """The first sentence about each setting of a config tree, by dotted name."""
+    """Returns the first sentence about each setting of a config tree, by dotted name."""
     found: dict[str, str] = {}
     docs = _field_docs(type(config))
     for name in (field.name for field in dataclasses.fields(config)):
@@ -56,19 +56,19 @@ def meanings(config: Any, prefix: str = "") -> dict[str, str]:
 
 
 def by_meaning(config: Any, words: str, prefix: str = "") -> dict[str, str]:
-    """The settings whose meaning has `words` in it, e.g. `learning rate`: dotted name to its first sentence. A single
-    word must be its first.
+    """Returns the settings whose meaning contains `words`, e.g. `learning rate`: dotted name to its first sentence. A
+    single word must be its first.
 
     Args:
         config: a config tree.
-        words: in lower case; small misspellings do not matter.
-        prefix: before each name.
+        words: in lower case; small misspellings are tolerated.
+        prefix: prepended to each name.
     """
     found: dict[str, str] = {}
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
         about = _field_docs(type(config)).get(field.name, "")
-        # the one abbreviation among names is spelled out before the sentence
+        # the only abbreviation among names is spelled out before the sentence
         spelled = field.name.replace("lr", "learning rate").split("_") if "lr" in field.name.split("_") else []
         text, length = " ".join([*spelled, about.lower()]).split(), len(words.split())
         windows = [" ".join(text[n : n + length]) for n in range(len(text) if length > 1 else 1)]
@@ -81,9 +81,9 @@ def by_meaning(config: Any, words: str, prefix: str = "") -> dict[str, str]:
 
 @functools.cache
 def _field_docs(kind: type) -> dict[str, str]:
-    """The first sentence of the docstring below each field of a config, its bases' included."""
+    """Returns the first sentence of the docstring below each field of a config, including its bases'."""
     found: dict[str, str] = {}
-    # a subclass's words replace its base's
+    # a subclass's docstring replaces its base's
     for base in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef), "what a config is"
@@ -96,12 +96,12 @@ def _field_docs(kind: type) -> dict[str, str]:
 
 
 def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
-    """The config tree that `to_yaml` wrote. Fields that the text leaves out take their defaults.
+    """Returns the config tree that `to_yaml` wrote. Fields missing in the text take their defaults.
 
     Args:
-        kind: the config.
+        kind: class of the config.
         text: YAML.
-        name: of the file, for messages about what is not YAML.
+        name: name of the file, for messages about invalid YAML.
 
     Raises:
         UsageError: not YAML, an unknown key, a value of the wrong type, or one that the config refuses.
@@ -110,27 +110,27 @@ def from_yaml(kind: type[T], text: str, name: str = "the configuration") -> T:
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of a config tree as YAML would hold them, by dotted name, e.g. `reward.teacher`.
+    """Returns the leaves of a config tree as YAML values, by dotted name, e.g. `reward.teacher`.
 
     Args:
         config: a config, or a tree of YAML values.
-        prefix: before each name.
+        prefix: prepended to each name.
     """
     leaves: dict[str, Any] = {}
     for key, value in _plain(config).items():
-        # an empty mapping is a leaf: it would be lost else, and is a setting as any other
+        # an empty mapping is a leaf: it would be lost otherwise, and is a setting like any other
         leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
     return leaves
 
 
 def changed_leaves(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
-    """The leaves of `after` that differ from those of `before`, or are not there: dotted name to both values."""
+    """Returns the leaves of `after` that differ from `before` or are missing there: dotted name to both values."""
     old = flat(before)
     return {name: (old.get(name), value) for name, value in flat(after).items() if old.get(name) != value}
 
 
 def option_words(settings: Mapping[str, Any]) -> list[str]:
-    """The words of a command line that set leaves as `flat` has them, e.g. `--eval.episodes 4` or `--algo.no-shard`."""
+    """Returns command-line arguments that set the leaves of `flat`, e.g. `--eval.episodes 4` or `--algo.no-shard`."""
     words: list[str] = []
     for name, value in settings.items():
         group, dot, leaf = name.replace("_", "-").rpartition(".")
@@ -142,11 +142,11 @@ def option_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
-    """What became of the settings that differ, e.g. `0.0001, before 0.0002`, by dotted name.
+    """Returns the changed settings by dotted name, as text such as `0.0001, before 0.0002`.
 
     Args:
-        before: as `flat` gave them. A setting that only `after` knows is new, and no difference.
-        after: likewise.
+        before: settings from `flat`. A setting that only `after` has is new, and not a difference.
+        after: settings from `flat`.
     """
     changed = {}
     for name in [*after, *(name for name in before if name not in after)]:
@@ -157,11 +157,11 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def override(config: T, settings: Mapping[str, Any]) -> T:
-    """A copy of a config tree with some leaves set anew; all rules are checked on the result.
+    """Returns a copy of a config tree with some leaves replaced; all rules are checked on the result.
 
     Args:
-        config: the tree.
-        settings: values as YAML would give them, by dotted name; a section may be a mapping of its own settings.
+        config: config tree.
+        settings: YAML values by dotted name; a section may be a mapping of its own settings.
 
     Raises:
         UsageError: a name that the tree does not have, a value of the wrong type, or one that the config refuses.
@@ -170,7 +170,7 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     for name, value in settings.items():
         is_section = isinstance(value, Mapping) and name not in known
         leaves |= flat(value, f"{name}.") if is_section else {name: value}
-    # a config may start from elsewhere for some settings, which count beside what that brings
+    # a config may take some settings from elsewhere; those given here take precedence
     config = getattr(config, "starting_for", lambda leaves: config)(leaves)
     tree = _plain(config)  # a copy, whose branches may be written to
     for name, value in leaves.items():
@@ -189,7 +189,7 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as YAML would hold it: mappings, lists and single values."""
+    """Returns `value` as YAML values: mappings, lists and scalars."""
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
@@ -202,14 +202,14 @@ def _plain(value: Any) -> Any:
 
 
 def read_settings(kind: Any, value: Any, place: str = "", like: Any = None) -> Any:
-    """The config of `kind` that a tree of YAML values stands for; defaults and errors as of `from_yaml`.
+    """Returns the config of `kind` for a tree of YAML values; defaults and errors as in `from_yaml`.
 
     Args:
         kind: a dataclass, one of its field types, or a union, tuple or mapping of those.
         value: the tree.
-        place: dotted name of where it stands in the whole configuration, for messages.
-        like: a config of that kind, whose sections say of which class those that are read are, where a field allows
-            several, and whose values stand for what the tree leaves out.
+        place: dotted name of its place in the whole configuration, for messages.
+        like: a config of that kind, whose sections give the class if a field allows several, and whose values replace
+            what the tree leaves out.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
@@ -231,12 +231,12 @@ def read_settings(kind: Any, value: Any, place: str = "", like: Any = None) -> A
         return Path(_checked(isinstance(value, str | Path), value, place, "a path"))
     if kind is float and type(value) is int:
         return float(value)
-    # `type`, not isinstance: True is an int to Python, and no number of steps
+    # `type`, not isinstance: True is an int in Python, but not a number of steps
     return _checked(kind is Any or type(value) is kind, value, place, f"of type {kind.__name__}")
 
 
 def _read_union(members: tuple[Any, ...], value: Any, place: str) -> Any:
-    """`value` as the first member that takes it; where none does, the error is what the first one wants."""
+    """Returns `value` read as the first member that accepts it; if none does, raises the first one's error."""
     if value is None and type(None) in members:
         return None
     first, *others = (member for member in members if member is not type(None))
@@ -259,7 +259,7 @@ def _read_dataclass(kind: type, value: Any, place: str, like: Any) -> Any:
             near = difflib.get_close_matches(str(key), names, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(names)}"
             raise UsageError(f"unknown key {prefix}{key}", hint)
-    # what has no default, neither a value nor a factory, is never taken from another config
+    # a field without default or factory is never taken from another config
     needed = {field.name for field in dataclasses.fields(kind) if field.default is field.default_factory}
     given = {name: getattr(like, name) for name in names if like is not None and name not in (*value, *needed)}
     for name in names:

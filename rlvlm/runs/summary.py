@@ -1,4 +1,4 @@
-"""Summary of a run: the numbers of `summary.json`, and the card `README.md`."""
+"""Summary of a run: the figures of `summary.json`, and the card `README.md`."""
 
 import math
 from collections import Counter
@@ -23,13 +23,13 @@ from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.scores import DECODINGS
 
 FINAL_EVALUATIONS = 3
-"""The final success rate is the mean of this many last evaluations."""
+"""Number of last evaluations whose mean is the final success rate."""
 _GOOD, _NEAR = 0.9, 0.05
 """Success from which a run needs no advice, and how far it may end below the true reward's run."""
 _GOOD_LABELS, _FEW_LABELS = 0.8, 20
-"""Share of right labels below which the judge comes first, and how many have to be known to say so."""
+"""Share of right labels below which the judge is the first suspect, and how many must be known to say so."""
 _GOOD_FIT = 0.85
-"""Share of its own labels that a fit orders right, below which it wants more updates; above, these only overfit."""
+"""Share of its own labels that a fit orders right, below which it needs more updates; above, more would overfit."""
 _TITLES = {
     "learning_curve.png": "Learning curve",
     "vlm_accuracy.png": "Answers by difficulty",
@@ -43,7 +43,7 @@ _WATCHED = {
     "successes that it calls failures": metrics.JUDGE_FALSE_NEGATIVES,
     _AREA: metrics.JUDGE_AUC,
 }
-"""Metrics of the newest episodes."""
+"""Metrics of the newest episodes, by the label shown."""
 _WHEN = {
     "before training": "at step 0, before training",
     "at the end": "at the last evaluation",
@@ -57,23 +57,23 @@ _PAGES = {
 
 
 def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason: str) -> dict[str, Any]:
-    """What `summary.json` says of a run whose tables are complete up to `state`; `exit_reason` is `done`, or why it
-    stopped earlier.
+    """Returns the content of `summary.json` for a run whose tables are complete up to `state`; `exit_reason` is `done`,
+    or why it stopped earlier.
 
     Returns:
-        Rates in [0, 1], None where nothing was measured; seconds; MiB; counts. `success` is the headline everywhere:
-        the share of the last evaluation's episodes that end in success; the others say in their names what they count.
-        All are None where the env does not define success.
+        Rates in [0, 1], None if nothing was measured; seconds; MiB; counts. `success` is always the share of the last
+        evaluation's episodes that end in success; the names of the others say what they count. All are None if the env
+        does not define success.
     """
     evaluations = folder.evaluations.read()
-    # the row of step 0 was measured before training, and says what demonstrations taught
+    # the row of step 0 was measured before training, and shows the effect of demonstrations
     trained = [row for row in evaluations if int(row["step"])]
-    # an empty cell is what an env without a test of success leaves
+    # an env without a test of success leaves the cell empty
     has_success = all(row["success_rate"] for row in evaluations)
     success = [float(row["success_rate"]) for row in trained if has_success]
     returns = [float(row["episode_return"]) for row in trained]
     at_end = [float(row["success_at_end"]) for row in trained[-FINAL_EVALUATIONS:] if row.get("success_at_end")]
-    # what one run does not have is left out, so that a reader need not tell "none" from "not measured"
+    # absent quantities are left out, so that a reader need not tell "none" from "not measured"
     return {
         "task": config.task,
         "seed": config.seed,
@@ -103,21 +103,21 @@ def summarise(folder: RunFolder, config: RunConfig, state: RunState, exit_reason
 
 
 def _counted(row: Mapping[str, str]) -> dict[str, int]:
-    """Episodes of an evaluation, and how many of the greedy ones differ."""
+    """Returns the number of episodes of an evaluation, and of distinct greedy ones."""
     played = int(row["episodes"])
     return {"episodes": played, "distinct": int(row.get("distinct_episodes") or played)}
 
 
 def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict[str, float]]:
-    """Success of greedy and of sampled play, before training and at its end; empty where play is not sampled.
+    """Returns the success of greedy and of sampled play, before and after training; empty if play is not sampled.
 
     Args:
         evaluations: rows of `eval.csv`; that of step 0 was measured before training.
 
     Returns:
-        By `before training`, `at the end` and, of three evaluations or more, `at worst` (column by column, after the
-        start): the columns of `DECODINGS`, the number of episodes of each decoding, and
-        how many greedy ones differ.
+        By `before training`, `at the end` and, with three evaluations or more, `at worst` (column by column, after the
+        start): the columns of `DECODINGS`, the number of episodes of each decoding, and the number of distinct greedy
+        ones.
     """
     if not evaluations or not evaluations[-1]["sampled_success_rate"]:
         return {}
@@ -127,14 +127,14 @@ def summarise_decodings(evaluations: Sequence[dict[str, str]]) -> dict[str, dict
     measured = {when: {name: float(row[name]) for name in wanted} | _counted(row) for when, row in chosen.items()}
     later = [row for row in evaluations if int(row["step"])]
     if len(later) > 1:
-        # the worst of each column by itself: greedy and sampled play may dip at different times
+        # the worst of each column separately: greedy and sampled play may dip at different times
         measured["at worst"] = {name: min(float(row[name]) for row in later) for name in wanted} | _counted(last)
     return measured
 
 
 def summarise_judge(folder: RunFolder) -> dict[str, Any]:
-    """The newest figures of the monitor of a judge that rewards, when and why it gave an alarm, if it did, and how many
-    episodes that fooled it are kept.
+    """Returns the newest figures of a rewarding judge's monitor, when and why it raised an alarm, if it did, and the
+    number of stored episodes that fooled it.
     """
     figures: dict[str, Any] = {}
     rows = folder.metrics.read()
@@ -150,26 +150,24 @@ def summarise_judge(folder: RunFolder) -> dict[str, Any]:
 
 
 def summarise_person(folder: RunFolder) -> dict[str, float]:
-    """How many queries a person answered, in how many minutes, and how many were left open; empty where nobody was
-    asked.
-    """
+    """Returns how many queries a person answered, in how many minutes, and how many stay open; empty without one."""
     names = {"answers": metrics.PERSON_ANSWERS, "minutes": metrics.PERSON_MINUTES, "open": metrics.QUERIES_OPEN}
     rows = [row for row in folder.metrics.read() if metrics.QUERIES_OPEN in row]
     return {name: rows[-1].get(metric, 0.0) for name, metric in names.items()} if rows else {}
 
 
 def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
-    """Rows of name, figure in this run, figure in the bench of its judge; empty where no bench is known.
+    """Returns rows of name, figure in this run, figure in the bench of its judge; empty if no bench is known.
 
-    Both have the definitions of the bench, and labels go through its own functions. Scores are those of the monitor's
-    newest episodes; there and in the bench a success is claimed from different thresholds on.
+    Both use the bench's definitions, and labels its own functions. Scores are those of the monitor's newest episodes;
+    the thresholds above which a score claims success differ between the two.
     """
     file = config.track.bench or (config.measured if config.measured.endswith(".json") else "")
     if not file:
         return []
     try:
         row = read_row(Path(file).expanduser())
-    except UsageError as error:  # it was there when the run began; what was trained is not lost for it
+    except UsageError as error:  # it existed when the run began; training is not lost because of it
         return [["bench", "-", str(error)]]
     if queries := final_answers(folder.queries.read()):
         own = pair_figures(*logged_pairs(queries, config.task))
@@ -183,14 +181,14 @@ def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
 
 
 def summarise_trust(folder: RunFolder) -> dict[str, float | None]:
-    """Since which step the learned reward is in force, None where it never was, how many answers it predicted by then,
+    """Returns the step from which the learned reward is in use, None if never, how many answers it predicted by then,
     or in all, and which share of comparisons the last fit ordered right, and of the newest before it trained on them;
-    empty where no reward was fitted.
+    empty if no reward was fitted.
     """
     fitted = [row for row in folder.metrics.read() if row.get(metrics.REWARD_IS_TRUSTED) is not None]
     if not fitted:
         return {}
-    # the first time that it was better than chance; from then on it stays in force
+    # the first time that it beat chance; it stays in use from then on
     trusted = next((row for row in fitted if row[metrics.REWARD_IS_TRUSTED]), None)
     row = trusted or fitted[-1]
     return {
@@ -203,8 +201,8 @@ def summarise_trust(folder: RunFolder) -> dict[str, float | None]:
 
 
 def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
-    """Success and env steps of the task's run of the true reward in the folder beside this one, the longest of them;
-    empty where there is none, or this run is one.
+    """Returns success and env steps of the longest run of the task's true reward in the folder beside this one; empty
+    if there is none, or this run is one.
     """
     found = []
     for file in folder.path.parent.glob("*/summary.json"):
@@ -212,14 +210,15 @@ def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
             other = read_json(file)
             if (other["task"], other["reward"]) == (config.task, "environment reward") and file.parent != folder.path:
                 found.append({"success": float(other["success"]), "env_steps": int(other["env_steps"])})
-        except (OSError, ValueError, TypeError, KeyError):  # a run that was cut short, or measured no success
+        except (OSError, ValueError, TypeError, KeyError):  # an interrupted run, or one without success figures
             continue
     return max(found, key=lambda run: run["env_steps"], default={}) if config.learns_reward else {}
 
 
 def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
-    """The card's section on what to change first, as Markdown lines, the likeliest cause first: where a reward learned
-    from labels ends below the run of the true reward beside it or, without such a run, below 90 % success; else empty.
+    """Returns the card's section on what to change first, as Markdown lines, the most likely cause first: if a reward
+    learned from labels ends below the true reward's run beside it or, without such a run, below 90 % success; else
+    empty.
     """
     rate, beside = summary["success"], summary.get("true_reward")
     if not isinstance(config, StepsRun) or not config.learns_reward or rate is None:
@@ -258,9 +257,9 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
 
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:
-    """What `summarise_queries` says of a run's comparisons and scores, and how far the scores are from the truth."""
+    """Returns `summarise_queries` of a run's comparisons and scores, and the error of the scores."""
     queries, rows = final_answers(folder.queries.read()), folder.scores.read()
-    # a run that was interrupted may have logged the same answer again, from its store
+    # an interrupted run may have logged the same answer again, from its store
     scores = list({row["question"] or str(place): row for place, row in enumerate(rows)}.values())
     order = score_order(scores)
     known = {"score_error": score_error(scores)} | ({} if order is None else {"score_order": order})
@@ -268,8 +267,8 @@ def summarise_answers(folder: RunFolder) -> dict[str, Any]:
 
 
 def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Counts by status of rows of `vlm_query_log.csv` and `vlm_score_log.csv`, and the share of right ones among the
-    decided whose truth is known; scores are neither right nor wrong.
+    """Returns counts by status of rows of `vlm_query_log.csv` and `vlm_score_log.csv`, and the share of right ones
+    among decided ones with a known truth; scores are neither right nor wrong.
     """
     by_status = Counter(row["status"] for row in rows)
     judged = [row["correct"] == "1" for row in rows if row.get("correct")]
@@ -284,16 +283,16 @@ def summarise_queries(rows: Sequence[dict[str, str]]) -> dict[str, Any]:
 
 
 def score_error(rows: Sequence[dict[str, str]]) -> float | None:
-    """Mean distance of scores in [0, 1] from the true progress, of rows of `vlm_score_log.csv`; None where nothing was
-    scored, or the env measures no progress.
+    """Returns the mean distance of scores in [0, 1] from the true progress, for rows of `vlm_score_log.csv`; None if
+    there are no scores, or the env measures no progress.
     """
     known = [row for row in rows if row["vlm_score"] and row["ground_truth_score"]]
     return _mean([abs(float(row["vlm_score"]) - float(row["ground_truth_score"])) for row in known])
 
 
 def score_order(rows: Sequence[dict[str, str]]) -> float | None:
-    """Rank correlation of scores with true returns, where the env measures no progress that they could be held against;
-    None elsewhere, and where nothing was scored.
+    """Returns the rank correlation of scores with true returns, if the env measures no progress to compare them with;
+    None otherwise, and if there are no scores.
     """
     scored = [row for row in rows if row["vlm_score"] and not row["ground_truth_score"]]
     if len(scored) < 2:
@@ -309,8 +308,8 @@ def _mean(values: Sequence[float]) -> float | None:
 def run_readme(  # one page, one argument per source of facts
     config: RunConfig, summary: Mapping[str, Any], environment: Mapping[str, Any], command: str, files: list[str]
 ) -> str:
-    """The card's Markdown, of what `summary.json`, `environment.json` and `command.txt` say; `files` are those that
-    exist, by their paths in the folder, for the links.
+    """Returns the card's Markdown, from `summary.json`, `environment.json` and `command.txt`; `files` are the existing
+    files, as paths in the folder, for the links.
     """
     end = "Finished" if summary["exit_reason"] == "done" else f"Stopped early ({summary['exit_reason']})"
     rate, measured = summary["success"], summary.get("decodings") or {}
@@ -331,7 +330,7 @@ def run_readme(  # one page, one argument per source of facts
         for what, names in DECODINGS.items():
             for when, shares in measured.items():
                 cells = []
-                # a greedy episode that is played again says nothing new
+                # a repeated greedy episode adds no information
                 independent = (int(shares["distinct"]), episodes)
                 for name, count in zip(names, independent, strict=True) if names[0] in shares else ():
                     share = shares[name]
@@ -367,7 +366,7 @@ def run_readme(  # one page, one argument per source of facts
 
 
 def _evaluated(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The rows of the card's table on evaluations: success, or the return where the env has no test of it."""
+    """Returns the rows of the card's table on evaluations: success, or the return if the env has no test of it."""
     count = min(summary["evaluations"], FINAL_EVALUATIONS)
     mean = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     rows = {
@@ -385,7 +384,7 @@ def _evaluated(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _results(summary: Mapping[str, Any]) -> dict[str, str]:
-    """The rows of the card's table."""
+    """Returns the rows of the card's table."""
     labels = summary["labels"]
     rows = _evaluated(summary) | {
         "env steps": f"{summary['env_steps']:,}",
@@ -414,7 +413,7 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
             rows["learned reward"] = f"used from step {since:,} on, {f'{share} by then' if count else 'untested'}"
     watched = summary.get("judge") or {}
     rows |= _watched_rows(watched)
-    if summary["score_error"] is not None and metrics.JUDGE_ALARM not in watched:  # that one says who succeeded
+    if summary["score_error"] is not None and metrics.JUDGE_ALARM not in watched:  # the alarm counts successes
         rows["mean error of scores, of the whole scale"] = _percent(summary["score_error"])
     if (order := summary.get("score_order")) is not None:
         rows["rank correlation of scores with the true return"] = f"{order:.2f}"
@@ -422,7 +421,7 @@ def _results(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _watched_rows(watched: Mapping[str, Any]) -> dict[str, str]:
-    """What the monitor of a judge says; empty where none watched."""
+    """Returns the figures of a judge's monitor; empty if there was none."""
     if metrics.JUDGE_ALARM not in watched:
         return {}
     since = watched.get("alarm_step")

@@ -1,4 +1,4 @@
-"""Files that grow by whole rows: CSV tables and JSON lines, safe against a torn tail and cut exactly on resume."""
+"""Files that grow by whole rows: CSV tables and JSON lines, safe against truncation, and cut exactly on resume."""
 
 import csv
 import io
@@ -11,16 +11,17 @@ from rlvlm.core.disk import append_whole, write_whole
 from rlvlm.core.errors import UsageError
 
 MAX_CELL = 100_000
-"""Characters kept of a text: a server may answer without end, and Python's csv refuses to read cells beyond 131,072."""
+"""Maximum characters of a text: a server may answer without end, and Python's csv refuses to read cells above
+131,072."""
 
 
 class CsvTable:
     """A CSV file with fixed columns, one line per row.
 
     Args:
-        path: the file; it is made with its header at the first row.
+        path: path of the file; created with its header at the first row.
         columns: the names of the columns, in order.
-        step_columns: those with the env step that a row belongs to; the first one that is filled counts.
+        step_columns: columns that may contain the row's env step; the first non-empty one counts.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], *step_columns: str) -> None:
@@ -29,28 +30,28 @@ class CsvTable:
         self.step_columns = step_columns
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        r"""Adds whole rows in one write. A cell of None is empty; line breaks in text become `\n`, and what is beyond
-        `MAX_CELL` is cut off.
+        r"""Appends whole rows in one write. None becomes an empty cell; line breaks in text become `\n`, and text
+        beyond `MAX_CELL` is cut off.
 
         Raises:
-            ValueError: a row has a column that the table does not know.
+            ValueError: a row has a column that the table does not have.
         """
-        # one write per batch of rows: a crash tears at most the last line, which readers ignore
+        # one write per batch of rows: a crash truncates at most the last line, which readers ignore
         append_whole(self.path, self._lines(rows, has_header=not self.path.exists()))
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Puts the whole table in place anew, with these rows alone; cells and errors as of `append`."""
+        """Replaces the whole table by these rows, atomically; cells and errors as in `append`."""
         write_whole(self.path, self._lines(rows, has_header=True))
 
     def read(self) -> list[dict[str, str]]:
-        """All whole rows, as text."""
+        """Returns all whole rows, as text."""
         if not self.path.exists():
             return []
         return list(csv.DictReader(_whole_lines(self.path)))
 
     def cut(self, last_step: int) -> None:
-        """Drops rows of later steps than `last_step`, and a torn last line."""
-        # rewritten as a whole: a table that was cut equals one that never went further, to the byte
+        """Drops rows of later steps than `last_step`, and a truncated last line."""
+        # rewritten as a whole: a table that was cut is identical to one that never went further
         rows = [row for row in self.read() if _step_of(row, self.step_columns) <= last_step]
         if rows:
             self.write(rows)
@@ -69,11 +70,11 @@ class CsvTable:
 
 
 class JsonLines:
-    """A file with one JSON object per line, each with the step it belongs to.
+    """A file with one JSON object per line, each with its env step.
 
     Args:
-        path: the file.
-        step_keys: those with the env step; the first one that is there counts.
+        path: path of the file.
+        step_keys: keys that may contain the env step; the first that exists counts.
     """
 
     def __init__(self, path: Path, *step_keys: str) -> None:
@@ -81,14 +82,14 @@ class JsonLines:
         self.step_keys = step_keys
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds whole lines in one write. Numbers that are not finite must not come here: JSON has none."""
+        """Appends whole lines in one write. Numbers must be finite: JSON has no others."""
         append_whole(self.path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines.
+        """Returns all whole lines.
 
         Raises:
-            UsageError: one is damaged.
+            UsageError: one is corrupt.
         """
         try:
             return [json.loads(line) for line in _whole_lines(self.path)] if self.path.exists() else []
@@ -96,15 +97,15 @@ class JsonLines:
             raise UsageError(f"{self.path} is damaged: {error}", "restore it from a copy, or remove it") from error
 
     def cut(self, last_step: int) -> None:
-        """Drops lines of later steps than `last_step`, and a torn last line."""
+        """Drops lines of later steps than `last_step`, and a truncated last line."""
         if self.path.exists():
-            # written anew from what was read: Python's floats come back as the same digits
+            # rewritten from the parsed values: Python's floats are written with the same digits
             kept = [row for row in self.read() if _step_of(row, self.step_keys) <= last_step]
             write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def _step_of(row: Mapping[str, Any], names: Sequence[str]) -> int:
-    # a column that an older rlvlm did not write is not there
+    # an older rlvlm did not write this column
     return next(int(row[name]) for name in names if row.get(name) not in (None, ""))
 
 
@@ -119,7 +120,7 @@ def _cell(value: Any) -> Any:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """The lines that end with a line break; a tail without one was torn by a crash."""
+    """Returns the lines that end with a line break; a tail without one was truncated by a crash."""
     text = path.read_bytes().decode(errors="replace")
-    # Not str.splitlines: a judge's text may hold other characters that it takes for line breaks.
+    # Not str.splitlines, which also splits at other characters that a judge's text may contain.
     return text.split("\n")[:-1]

@@ -1,4 +1,4 @@
-"""A run from its first step to its last, or to the signal that stops it; and on from where it stopped."""
+"""The training of a run, from its first step or a checkpoint to its last step or a stop signal."""
 
 import time
 import traceback
@@ -45,7 +45,7 @@ from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import describe_server
 
 SPEED_ROUNDS = 12
-"""Rounds of training over which the speed shown is taken."""
+"""Number of rounds of training over which the displayed speed is averaged."""
 EVAL_METRICS = {
     "success_rate": metrics.EVAL_SUCCESS_RATE,
     "success_at_end": metrics.EVAL_SUCCESS_AT_END,
@@ -53,19 +53,19 @@ EVAL_METRICS = {
     "learned_return": metrics.EVAL_LEARNED_RETURN,
     "final_progress": metrics.EVAL_PROGRESS,
 }
-"""Columns of `eval.csv` that are metrics too."""
+"""Columns of `eval.csv` that are also metrics."""
 NUM_VIDEOS = 2
-"""Episodes of the last evaluation that are filmed."""
+"""Number of episodes of the last evaluation that are filmed."""
 
 
 class StoppedEarly(Exception):  # noqa: N818 - no error
-    """A signal asked the run to stop before there was anything to save."""
+    """A signal stopped the run before there was anything to save."""
 
 
 class Training:
-    """The run loop: train, look, write down, save.
+    """The run loop: train, evaluate, log, save.
 
-    Where a run goes on, `algorithm` is restored already, and `before` is the run loop's own state of the same moment.
+    On resume, `algorithm` is already restored, and `before` is the run loop's own state at the same moment.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Training:
         self._console = console
         self._memory = memory
         self._before = before
-        # a run's folder may be moved, and is no setting
+        # a run's folder may be moved, so is not a setting
         self._settings = {name: value for name, value in flat(config).items() if name != "out"}
         self._changes = list(before.changes)
         self._started = time.monotonic()
@@ -100,13 +100,13 @@ class Training:
         self._recorder = Recorder(
             folder, labels, algorithm.draw_for_judge, config.judge_goal, algorithm.paint_for_judge
         )
-        # time and step of the last rounds: the speed shown is a recent one, as rounds get slower or faster
+        # time and step of the last rounds, for a recent speed, because rounds get slower or faster
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])
 
     @property
     def state(self) -> RunState:
-        """Where the run is now."""
+        """Returns the present state of the run loop."""
         wall_s = self._before.wall_s + time.monotonic() - self._started
         return RunState(
             env_steps=self._algorithm.env_steps,
@@ -123,16 +123,16 @@ class Training:
 
     @property
     def steps_per_s(self) -> float:
-        """Env steps per second of the last rounds."""
+        """Returns env steps per second over the last rounds."""
         (first_s, first_step), (last_s, last_step) = self._recent[0], self._recent[-1]
         return (last_step - first_step) / max(last_s - first_s, 1e-3)
 
     def begin(self, stop: StopRequest | None = None) -> None:
-        """What comes before the first round. Where that trained the policy, it is evaluated and saved as step 0: the
-        curve shows what training added, and a start that nothing improved on stays the best checkpoint.
+        """Runs the start of training. If it already trained the policy, evaluates and saves it as step 0: the curve
+        then shows the effect of training, and a start that was never improved on stays the best checkpoint.
 
         Raises:
-            StoppedEarly: `stop` was asked for meanwhile; it is looked at when there is a line to log.
+            StoppedEarly: `stop` was requested meanwhile; it is checked at each log line.
         """
 
         def log(line: str) -> None:
@@ -149,22 +149,22 @@ class Training:
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)
-            self._recent.clear()  # what is left is predicted from rounds of training alone
+            self._recent.clear()  # remaining time is estimated from training rounds alone
             self._recent.append((self.state.wall_s, self.state.env_steps))
 
     def advance(self) -> None:
-        """One round: train, look, write down; save where it is due, as it is at the last step."""
+        """Runs one round: train, evaluate, log; saves if a checkpoint is due, as at the last step."""
         before = self._algorithm.env_steps
         self._algorithm.train()
         config = self._config
-        # rollouts under way are learned from first: what is evaluated and what is saved are of one moment
+        # finish learning from running rollouts first: evaluation and checkpoint must be of the same moment
         if any(self._crosses(p, before) for p in (config.eval.every_steps, config.track.checkpoint_every_steps)):
             self._algorithm.flush_pending()
         if self.is_over:
             self._algorithm.finish()
         self._recorder.keep(self._algorithm.drain_records())
         is_due = self.is_over or self._crosses(config.eval.every_steps, before)
-        # evaluated before it is logged, so that the row of this step has its figures
+        # evaluated before logging, so that this step's row has the figures
         is_best = is_due and self._evaluate()
         self._log(is_due or self._crosses(config.track.log_every_steps, before))
         if self.is_over:
@@ -173,24 +173,24 @@ class Training:
             self._try_to_save(is_best)
 
     def save(self, is_best: bool = False) -> None:
-        """Saves a checkpoint of now; where there is one already, nothing happens.
+        """Saves a checkpoint of the present state, unless there is one already.
 
         Raises:
-            MachineError, OSError: the disk refuses.
+            MachineError, OSError: writing failed.
         """
 
         def write(folder: Path) -> None:
             self._algorithm.save_checkpoint(str(folder))
-            self._recorder.keep(self._algorithm.drain_records())  # of what was waited for to be saved
+            self._recorder.keep(self._algorithm.drain_records())  # those that came in while saving waited for them
 
         self._folder.checkpoints.save(self.state, write, is_best)
 
     def finish(self, exit_reason: str, *, has_pages: bool = True) -> None:
-        """Writes summary, plots, videos and pages, and ends what counts along.
+        """Writes summary, plots, videos and pages, and closes the trackers.
 
         Args:
-            exit_reason: `done`, or why it stopped earlier; only a run that is done is filmed.
-            has_pages: False writes the summary alone, e.g. while a caller waits and the run will go on.
+            exit_reason: `done`, or why it stopped earlier; only a finished run is filmed.
+            has_pages: False only writes the summary, e.g. while a caller waits and the run will continue.
         """
         if not has_pages:
             self._folder.write_summary(summarise(self._folder, self._config, self.state, exit_reason))
@@ -218,18 +218,18 @@ class Training:
         write_episodes_page(folder, config, self._algorithm)
         files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
         card = run_readme(config, summary, folder.environment(), folder.command(), files)
-        write_whole(folder.readme, card)  # last, since it links to the others
+        write_whole(folder.readme, card)  # last, because it links to the others
         self._trackers.close()
 
     def _try_to_save(self, is_best: bool) -> None:
-        """Saves a checkpoint. Should the disk refuse one, training goes on and the next is tried."""
+        """Saves a checkpoint; if writing fails, training continues and the next one is tried."""
         try:
             self.save(is_best)
         except (MachineError, OSError) as error:
             self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
 
     def _evaluate(self) -> bool:
-        """Evaluates the present policy, and returns whether no evaluation was better before."""
+        """Evaluates the present policy, and returns whether no earlier evaluation was better."""
         self._console.phase("evaluating", is_line=False)
         self._last_evaluation = self._algorithm.evaluate_policy(self._config.eval.episodes)
         state = self.state
@@ -239,7 +239,7 @@ class Training:
         return evaluation_rank(row) > max(map(evaluation_rank, rows), default=(-1.0, 0.0, 0.0))
 
     def _log(self, is_due: bool) -> None:
-        """Shows where the run is; where `is_due`, on a line of its own and in the log."""
+        """Shows the present state; if `is_due`, also as a log line and in the metrics."""
         state = self.state
         self._recent.append((state.wall_s, state.env_steps))
         row = self._algorithm.report() | {
@@ -264,26 +264,26 @@ class Training:
 def judge_session(
     config: RunConfig, open_store: Callable[[], LabelStore], ledger: Path
 ) -> Iterator[Callable[[], Judge] | None]:
-    """What makes the judge's client, while its Serve app is up; None for runs that ask no judge.
+    """Yields a function that makes the judge's client, while its Serve app runs; None for runs that ask no judge.
 
-    The client remembers: after a crash, what was asked since the last checkpoint is answered from the store, for
-    nothing and in the same words; so is what any other run asked the same judge, where they share one.
+    The client has a memory: after a crash, questions asked since the last checkpoint are answered from the store, for
+    free and with the same answers; so are questions that other runs asked the same judge, if they share a store.
 
     Args:
-        config: of the run.
-        open_store: opens the store of answers in the process that asks; must pickle.
-        ledger: file in which a paid judge counts what it spends, unless `judge.api.ledger` names another: the run's
+        config: config of the run.
+        open_store: opens the store of answers in the asking process; must pickle.
+        ledger: file in which a paid judge counts its spending, unless `judge.api.ledger` names another: the run's
             budget holds across replicas and `rlvlm resume`.
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
-        UsageError: that app's judge knows nothing of the task, or is shown no image of the goal, or that is none.
+        UsageError: that app's judge does not know the task, or gets no goal image, or the image is invalid.
     """
     if not config.reward.asks_judge:
         yield None
         return
     if config.judge.is_human and not config.serve.app:
-        # no replica, which would be taken for dead while people think; questions and answers are on the disk
+        # no replica, which would be considered dead while people think; questions and answers are on disk
         shown = goal_image(config)
         yield lambda: with_goal_image(HumanJudge(config.judge, open_store()), shown)
         return
@@ -293,7 +293,7 @@ def judge_session(
     judge = replace(config.judge, api=reachable(config.judge.api, ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
         if config.serve.app:
-            # a running app says itself which judge it is
+            # a running app reports itself which judge it is
             backend, _, model = running.stamp.judge.partition(":")
             if config.goal_file:
                 check_goal_image(backend, "" if model == backend else model, "")
@@ -305,7 +305,7 @@ def judge_session(
 
 
 def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
-    """`api` with its files named so that a replica finds them from whatever folder it works in."""
+    """Returns `api` with absolute file paths, so that a replica finds them from any working folder."""
     key_file = str(Path(api.key_file).expanduser().resolve()) if api.key_file else ""
     return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))
 
@@ -318,16 +318,16 @@ def open_training(
     console: RunConsole,
     stop: StopRequest | None = None,
 ) -> Iterator[Training]:
-    """The run loop of `folder` with all it stands on, where `checkpoint` left it (None: at the start).
+    """Yields the run loop of `folder` with everything it needs, restored from `checkpoint` (None: at the start).
 
     Raises:
-        StoppedEarly: `stop` was asked for before the start was done.
-        RunError: something that it needs does not start, or the checkpoint is of a run with other settings.
+        StoppedEarly: `stop` was requested before the start was done.
+        RunError: a part does not start, or the checkpoint belongs to a run with other settings.
     """
-    config = replace(config, out=folder.path)  # what it holds counts, also where its name was left to us
+    config = replace(config, out=folder.path)  # for a default name too
     before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
-    check_settings(before, config)  # now: the rest takes a minute, and an older checkpoint may have had other settings
-    # before anything is sent there
+    check_settings(before, config)  # now: the rest takes a minute, and an older checkpoint may have other settings
+    # before anything is sent to it
     if (
         config.reward.asks_judge
         and not config.serve.app
@@ -353,7 +353,7 @@ def open_training(
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
         algorithm = stack.enter_context(open_algorithm(config, make_judge))
-        # the logs go further than the checkpoint after a kill; what follows is written again
+        # after a kill the logs extend beyond the checkpoint; the rest is written again
         folder.cut(-1 if checkpoint is None else before.env_steps)
         if checkpoint is not None:
             algorithm.load_checkpoint(str(checkpoint.algorithm))
@@ -366,7 +366,7 @@ def open_training(
             before=before,
         )
         if stop is not None:
-            stop.take_over()  # starting Ray has put its own handlers in place
+            stop.take_over()  # starting Ray has installed its own handlers
         if checkpoint is None:
             training.begin(stop)
         start = f" from step {before.env_steps:,}" if before.env_steps else ""
@@ -375,10 +375,10 @@ def open_training(
 
 
 def choose_sound(checkpoints: Iterable[Checkpoint], console: RunConsole) -> Checkpoint | None:
-    """The first of `checkpoints` that is as it was written; says which are not, and what is lost by that.
+    """Returns the first of `checkpoints` that is intact; reports corrupt ones, and the work lost by that.
 
     Raises:
-        CorruptCheckpoint: there are some, and none is sound.
+        CorruptCheckpoint: there are checkpoints, but all are corrupt.
     """
     candidates, damages = list(checkpoints), []
     chosen = newest_sound(candidates, damages.append)
@@ -392,11 +392,11 @@ def choose_sound(checkpoints: Iterable[Checkpoint], console: RunConsole) -> Chec
 
 @contextmanager
 def convert_errors(folder: RunFolder) -> Iterator[None]:
-    """Turns whatever a run's outermost frame meets into a RunError: its words are for the user, the file for us.
+    """Converts any error of a run to a RunError: a message for the user, the traceback in a file.
 
     Raises:
-        RunError: with the cause; the traceback of the unexpected lies in the run's folder, and so does what was there
-            when a number was not finite.
+        RunError: with the cause; tracebacks of unexpected errors are in the run's folder, and so is the evidence of a
+            number that was not finite.
     """
     try:
         yield
@@ -413,7 +413,7 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
         folder.crash.write_text("".join(traceback.format_exception(error)))
         fix = f"the traceback is in {folder.crash}"
         if isinstance(error, (RayActorError, NodeDiedError, ObjectLostError, WorkerCrashedError)):
-            # where nothing waits for one to come back, as while the run starts
+            # where nothing waits for a return, as while the run starts
             what = f"a process of the run, or its node, is gone: {type(error).__name__}"
             fix = f"look for what ends it (memory?), then: {folder.resume_command}\n{fix}"
             raise MachineError(what, fix) from error
@@ -424,9 +424,9 @@ def start_run(folder: RunFolder, config: RunConfig) -> int:
     """Runs `config` in its new folder and returns the exit code.
 
     Raises:
-        RunError: it cannot start or go on; a folder in which nothing happened yet is taken away again.
+        RunError: it cannot start or continue; a folder in which nothing happened yet is removed again.
     """
-    with folder.locked():  # until the folder is gone: what another process holds is never taken away
+    with folder.locked():  # until the folder is gone: a folder held by another process is never removed
         try:
             return _run_held(folder, config)  # from no checkpoint
         except RunError:
@@ -436,24 +436,24 @@ def start_run(folder: RunFolder, config: RunConfig) -> int:
 
 
 def resume_run(folder: RunFolder, config: RunConfig) -> int:
-    """Goes on with a run exactly where its newest sound checkpoint is, or from its start where there is none yet, to
-    its end or a signal, with the folder locked; returns the exit code.
+    """Resumes a run exactly at its newest intact checkpoint, or from the start if there is none yet, until its end or a
+    signal, with the folder locked; returns the exit code.
 
     Raises:
-        RunError: it cannot go on.
+        RunError: it cannot continue.
     """
     with folder.locked():
         return _run_held(folder, config)
 
 
 def _run_held(folder: RunFolder, config: RunConfig) -> int:
-    """`resume_run` in a folder that this process holds."""
+    """Does the work of `resume_run` in a folder that this process holds."""
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
         console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.kind]))
         stop.log, stop.advice = console.line, folder.resume_command
-        # inside of the lock: what it leaves in the folder is of this run
+        # inside the lock, so that its files in the folder belong to this run
         stack.enter_context(convert_errors(folder))
         checkpoint = choose_sound(folder.checkpoints.newest_first(), console)
         try:
@@ -463,7 +463,7 @@ def _run_held(folder: RunFolder, config: RunConfig) -> int:
                         training.advance()
                     training.save()
                 except RunError as error:
-                    # no checkpoint of now: the next start must not begin in what went wrong
+                    # no checkpoint of the present state: the next start must not begin with the fault
                     training.finish(type(error).__name__)
                     if newest := next(iter(folder.checkpoints.newest_first()), None):
                         console.line(f"saved up to step {newest.step:,}; resume with: {folder.resume_command}")
@@ -478,7 +478,7 @@ def _run_held(folder: RunFolder, config: RunConfig) -> int:
 
 
 def print_summary(folder: RunFolder, console: RunConsole) -> None:
-    """Prints a run's result in one line, and where to look or how to go on."""
+    """Prints a run's result in one line, and where to look or how to continue."""
     summary = folder.summary()
     rate = summary["success"]
     success = "not evaluated"
@@ -487,7 +487,7 @@ def print_summary(folder: RunFolder, console: RunConsole) -> None:
     elif rate is not None:
         at_any = float(folder.evaluations.read()[-1]["success_rate"])  # of the same evaluation
         success = f"success {rate:.0%} (at the end of episodes, last evaluation; at any step {at_any:.0%})"
-    # of a policy that is also sampled both say something: greedy play may stand still where sampled play gets on
+    # if sampled play was evaluated too, both matter: greedy play may get stuck where sampled play goes on
     if shares := (summary.get("decodings") or {}).get("at the end"):
         measured = {what: names for what, names in DECODINGS.items() if names[0] in shares}
         success = ", ".join(

@@ -1,4 +1,4 @@
-"""Evaluation episodes as mp4: the scene above, below it the trace of the reward with a moving mark."""
+"""Videos of evaluation episodes: the scene above, a trace of the reward with a moving mark below."""
 
 import math
 from collections.abc import Sequence
@@ -20,27 +20,27 @@ TRACE_PX = 124
 """Height of the strip with the trace, in pixels."""
 MARGIN_PX = 10
 HEADER_PX, FOOTER_PX = 42, 22
-"""Above and below the trace, for words."""
+"""Height of the text above and below the trace, pixels."""
 FPS = 30
-"""Images per second, at most; an episode of few steps is shown slowly enough for `LEAST_S`."""
+"""Maximum frames per second; short episodes are slowed down to last `LEAST_S`."""
 LEAST_S = 5.0
-"""Shortest video, in seconds."""
+"""Minimum duration of a video, seconds."""
 PAPER, INK, FAINT, ACCENT = (250, 250, 248), (38, 70, 83), (200, 206, 208), (231, 111, 81)
 VIDEO_PX = 300
-"""Least width of the images: less has no room for the words. Smaller ones are shown as many times as large."""
+"""Minimum width of the images, pixels, for the text; smaller ones are enlarged by a whole factor."""
 _REWARD_PX = 56
-"""Room for the present reward, to the right of the title's second line."""
+"""Width of the present reward, to the right of the title's second line, pixels."""
 
 
 def write_videos(
     folder: Path, episodes: Sequence[PlayedEpisode], env_steps: int, draw: Draw, has_success: bool = True
 ) -> list[Path]:
-    """Films episodes of the policy after `env_steps` into `folder`, and returns the files; their titles say success
-    where the env tests it.
+    """Films episodes of the policy after `env_steps` into `folder`, and returns the files; titles give the success if
+    the env tests it.
     """
     files = []
     for number, episode in enumerate(episodes, start=1):
-        # NaN where no reward was learned, or it is unknown: then the true one is shown
+        # NaN if no reward was learned, or it is unknown: then the true one is shown
         is_learned = bool(np.isfinite(episode.learned_rewards).all())
         rewards = episode.learned_rewards if is_learned else episode.env_rewards
         lost = "success, undone at the end" if episode.is_success else "no success"
@@ -49,26 +49,26 @@ def write_videos(
         title = f"step {env_steps:,}{end}, {episode.reward_name if is_learned else 'true reward'}"
         file = folder / f"step_{env_steps:08d}_episode_{number}.mp4"
         bounds = episode.reward_range if is_learned else None
-        # envs in turns draw at a size of their own; whole multiples of it keep its pixels sharp
+        # envs in turns draw at a size of their own; integer factors keep its pixels sharp
         frames = draw(episode.snapshots, VIDEO_PX)
         times = -(-VIDEO_PX // frames.shape[2])
         frames = frames.repeat(times, axis=1).repeat(times, axis=2)
-        # H.264 halves the colours' resolution, and refuses an odd number of pixels
+        # H.264 halves the resolution of colours, and refuses odd numbers of pixels
         frames = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
         files.append(write_mp4(file, compose_frames(frames, rewards, title, episode.progress, bounds)))
     return files
 
 
 def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]]) -> Path:
-    """Writes images as H.264 and returns the file; it appears whole or not at all.
+    """Encodes images as H.264 and returns the file, which is written atomically.
 
     Args:
-        file: to write, ending in `.mp4`.
+        file: path to write, ending in `.mp4`.
         images: T >= 1 images [H, W, 3], all of one size; H and W even.
     """
-    # few images are shown slowly, one a second at the least
+    # few images are shown slowly, at least one a second
     fps = max(1, min(FPS, int(len(images) / LEAST_S)))
-    held = max(0, math.ceil(LEAST_S * fps) - len(images))  # of very short episodes the last image stays
+    held = max(0, math.ceil(LEAST_S * fps) - len(images))  # very short episodes hold the last image
     with replacing(file) as partial, av.open(str(partial), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "23", "preset": "veryfast"})
         stream.height, stream.width = images[0].shape[:2]
@@ -81,7 +81,7 @@ def write_mp4(file: Path, images: Sequence[NDArray[np.uint8]]) -> Path:
 
 
 def _lines(title: str, small: Any, width: int) -> list[str]:
-    """A title on one line, or on two that leave room for the reward; what does not fit is cut off."""
+    """Returns a title on one line, or on two that leave room for the reward; cuts off the rest."""
 
     def cut(words: str, room: int) -> str:
         if small.getlength(words) <= room:
@@ -103,14 +103,14 @@ def compose_frames(
     progress: FloatArray | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> list[NDArray[np.uint8]]:
-    """Each image with the strip under it: the whole trace faint, the past dark, the present marked.
+    """Returns each image with the strip under it: the whole trace faint, the past dark, the present marked.
 
     Args:
         frames: [T, H, W, 3] images, one per step.
-        rewards: [T] the reward the agent saw at each step.
-        title: for the top of the strip; where it is too long for one line it goes on behind a comma on a second.
-        progress: [T] the true progress in [0, 1], written where it is known; None leaves it out.
-        bounds: rewards at the bottom and at the top of the strip; None: the episode's own.
+        rewards: [T] reward that the agent saw at each step.
+        title: title of the strip; if it is too long for one line, it is broken at a comma.
+        progress: [T] true progress in [0, 1], written if known; None leaves it out.
+        bounds: rewards at the bottom and the top of the strip; None: the episode's own.
 
     Returns:
         T images [H + TRACE_PX, W, 3].
@@ -125,7 +125,7 @@ def compose_frames(
     points = [(float(x), float(y)) for x, y in zip(across, up, strict=True)]
     line: dict[str, Any] = {"width": 2, "joint": "curve"}
     small = ImageFont.load_default(size=11)
-    # what is the same in every image is drawn once
+    # draw once what is the same in every image
     base = Image.new("RGB", (width, TRACE_PX), PAPER)
     draw = ImageDraw.Draw(base)
     for row, words in enumerate(_lines(title, small, width - 2 * MARGIN_PX)):

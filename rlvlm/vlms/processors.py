@@ -136,7 +136,7 @@ def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Pillow
     Raises:
         ModelUnavailable: a file is missing or broken, or the model has no chat template or no pixel bounds.
     """
-    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # slow, and not needed to find model files
+    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer  # slow, and not needed to find a model
 
     processor: PillowProcessor | AutoProcessorAdapter
     try:
