@@ -1,8 +1,8 @@
-"""Weights that learn, cut into buckets on its way from its trainer to its players: neither side needs room for
-more than two of them beside its own weights.
+"""Trained weights split into buckets on their way from the learner to the samplers: neither side needs memory for more
+than two buckets beside its own weights.
 
-Learners write them (`algorithms.sharding.put_buckets`), and replicas (`serving.weights`) and the run's own process read
-them. Where the bytes lie in between is the writer's `put` and the reader's `fetch`: Ray's object store.
+Learners write them (`algorithms.sharding.put_buckets`); replicas (`serving.weights`) and the run's own process read
+them. The writer's `put` and the reader's `fetch` decide where the bytes are in between: Ray's object store.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch import Tensor
 from rlvlm.policies.weights import check_same, copy_into
 
 Content = NDArray[np.uint8]
-"""[N] the bytes of a bucket."""
+"""[N] bytes of a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,22 +28,22 @@ class TensorPlace:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """Torch's name for it, such as `bfloat16`."""
+    """Torch's name of the dtype, such as `bfloat16`."""
     begin: int
-    """First byte."""
+    """Index of the first byte."""
     end: int
-    """Behind the last byte."""
+    """Index after the last byte."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Some tensors, small enough to go with every request: their bytes stay where they were put."""
+    """Description of some tensors, small enough to travel with every request: their bytes stay in storage."""
 
     tensors: tuple[TensorPlace, ...]
     sha256: str
     """Digest of the bytes."""
     where: Any
-    """The bytes, as `put` gave them."""
+    """Reference to the bytes, as returned by `put`."""
 
 
 def write_buckets(
@@ -53,15 +53,15 @@ def write_buckets(
     size: int,
     whole: Callable[[Any], Tensor] = lambda value: value.detach().cpu(),
 ) -> list[Bucket]:
-    """`state` in buckets, in its order. One bucket is held at a time, and one tensor.
+    """Writes `state` in buckets, in its order. Holds one bucket and one tensor at a time.
 
     Args:
-        state: name and value.
-        put: keeps bytes, which are overwritten once it has returned, and returns where they are.
-        size: bytes that a bucket holds at most; a larger tensor has one of its own.
-        whole: makes a tensor on the CPU of a value of `state`.
+        state: values by name.
+        put: stores bytes, which are overwritten after it returns, and returns a reference to them.
+        size: maximum bytes in a bucket; a larger tensor has one of its own.
+        whole: turns a value of `state` into a tensor on the CPU.
     """
-    # one buffer, used again for every bucket
+    # a single buffer, reused for every bucket
     buffer = np.empty(min(size, sum(value.numel() * value.element_size() for value in state.values())), np.uint8)
     buckets: list[Bucket] = []
     tensors: list[TensorPlace] = []
@@ -83,34 +83,34 @@ def write_buckets(
         )
         content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
         if tensor.nbytes > size:
-            close(content)  # as it is: a copy would be a third one of its size
+            close(content)  # without a copy, which would be a third one of its size
         else:
             buffer[used : used + tensor.nbytes] = content
             used += tensor.nbytes
-        del tensor, content  # before the next one is made
+        del tensor, content  # before the next one is allocated
     if tensors:
         close(buffer[:used])
     return buckets
 
 
 def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of each tensor of `bucket`, copied one by one.
+    """Yields name and value of each tensor of `bucket`, copied one by one.
 
     Args:
-        bucket: to read.
-        content: the bytes that were fetched for it.
+        bucket: bucket to read.
+        content: its fetched bytes.
 
     Raises:
-        ValueError: they are not those that were put, or a value is not finite.
+        ValueError: the bytes differ from those stored, or a value is not finite.
     """
-    # before the first tensor is given out: the caller writes them into the live model
+    # before the first tensor is yielded: the caller writes them into the live model
     if hashlib.sha256(content.data).hexdigest() != bucket.sha256:
         raise ValueError("their digest is not the one that was sent along: they are torn")
     for tensor in bucket.tensors:
-        # a copy, for what lies in shared memory is read-only and need not be aligned
+        # a copy, because shared memory is read-only and need not be aligned
         values = torch.from_numpy(np.array(content[tensor.begin : tensor.end]))
         value = values.view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
-        # by the extremes, which are NaN where anything is: `isfinite` of all would take as much room again
+        # checked by the extremes, which are NaN if any value is: `isfinite` of all would take as much memory again
         if value.numel() and not bool(torch.stack(torch.aminmax(value)).isfinite().all()):
             raise ValueError(f"{tensor.name} is not finite")
         yield tensor.name, value
@@ -118,18 +118,18 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
 
 
 def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: Callable[[Bucket], Content]) -> None:
-    """Writes what lies in `buckets` into the tensors of `own`, one bucket after the other.
+    """Writes the content of `buckets` into the tensors of `own`, one bucket after the other.
 
-    Faults in the names are found before anything is written; faults in the bytes may be found when
-    half of `own` is new, and the caller must then not use it.
+    Wrong names are detected before anything is written; corrupt bytes may be detected when half of `own` is
+    overwritten, and the caller must then not use it.
 
     Args:
-        own: as `trained_state` of a policy gives it, whole or slices.
-        buckets: of an equal policy.
-        fetch: the bytes of one of them.
+        own: tensors as in a policy's `trained_state`, whole or slices.
+        buckets: buckets of a policy of the same form.
+        fetch: returns the bytes of a bucket.
 
     Raises:
-        ValueError: they are of another policy, torn, or not finite.
+        ValueError: they belong to another policy, are truncated, or not finite.
     """
     buckets = tuple(buckets)
     # all names before any byte
@@ -140,5 +140,5 @@ def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: 
 
 
 def digest_of(buckets: Sequence[Bucket]) -> str:
-    """SHA-256 of names, types and bytes of everything in `buckets`, by which two versions are told apart."""
+    """Returns the SHA-256 of names, dtypes and bytes of all `buckets`, which distinguishes versions."""
     return hashlib.sha256(repr([(bucket.tensors, bucket.sha256) for bucket in buckets]).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Names and values of what a policy learns: given out, taken over, and swap_weights for a while. All policies use it.
+"""Trained weights of a policy by name: reading, loading, and swapping them temporarily. Used by all policies.
 
-A weight may be a slice of one that is spread over several processes (`algorithms.sharding`); it then has the shape of
-the whole, and takes its own part of what it is given.
+A weight may be a slice of one that is sharded over processes (`algorithms.sharding`); it then has the shape of the
+whole, and takes its own part of a given value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,27 +16,27 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shardable:
-    """How a policy's weights may be spread over several learners."""
+    """How a policy's weights may be sharded over several learners."""
 
     root: nn.Module
-    """Module that holds the blocks, and is called as one."""
+    """Module that contains the blocks, and is called as one."""
     methods: tuple[str, ...] = ()
-    """Methods of the root that are called beside `forward`; none calls another."""
+    """Further methods of the root that are called, like `forward`; none calls another."""
     heads: tuple[nn.Module, ...] = ()
-    """Small networks in float32, called by themselves."""
+    """Small networks in float32, called on their own."""
 
 
 def trainable_state(policy: nn.Module) -> dict[str, Tensor]:
-    """Name and value of everything that learns, detached: it shares their memory."""
+    """Returns name and value of every trained tensor, detached but sharing its memory."""
     return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
 
 
 def load_weights(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Writes what `state` has under each name into the tensor that `own` has there.
+    """Writes each value of `state` into the tensor of the same name in `own`.
 
     Args:
-        own: as `trained` gives it.
-        state: tensors or arrays, whole or cut as `own` is.
+        own: tensors as returned by `trainable_state`.
+        state: tensors or arrays, whole or sliced like `own`.
 
     Raises:
         ValueError: a name or a shape differs.
@@ -48,7 +48,7 @@ def load_weights(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def check_same(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises unless `own` has exactly the names and shapes of `shapes`.
+    """Raises unless `own` has exactly the names and shapes in `shapes`.
 
     Raises:
         ValueError: a name or a shape differs.
@@ -60,17 +60,17 @@ def check_same(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
 
 @torch.no_grad()
 def copy_into(own: Any, given: Tensor) -> None:
-    """Writes `given` into `own`; of a whole tensor a slice takes its part."""
+    """Writes `given` into `own`; a slice takes its part of a whole tensor."""
     if hasattr(own, "to_local"):
         given, own = slice_like(given, own).to_local(), own.to_local()
     own.copy_(given)
 
 
 def slice_like(value: Tensor, like: Any) -> Any:
-    """The part of `value` that belongs into `like`, a slice or not, without asking other processes for theirs."""
+    """Returns the part of `value` that belongs into `like`, a slice or not, without communication."""
     if hasattr(value, "to_local") or not hasattr(like, "to_local"):
         return value
-    from torch.distributed.tensor import distribute_tensor  # slow to import, and only sharded learners come here
+    from torch.distributed.tensor import distribute_tensor  # slow to import, and only sharded learners need it
 
     there = value.to(like.device, like.dtype)
     return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
@@ -78,12 +78,12 @@ def slice_like(value: Tensor, like: Any) -> Any:
 
 @contextmanager
 def swap_weights(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> Iterator[None]:
-    """Within, `own` has the values of `state`; afterwards its own again.
+    """Gives `own` the values of `state` while the context is open, then restores its own.
 
     Raises:
         ValueError: a name or a shape differs.
     """
-    # clones, for `own` shares its memory with the parameters that are about to change
+    # clones, because `own` shares its memory with the parameters that are about to change
     now = {name: value.clone() for name, value in own.items()}
     load_weights(own, state)
     try:

@@ -1,1 +1,1 @@
-"""Vision-language models that act: an image and words in, a reply, its log-probs and a value out. Plain torch."""
+"""Chat VLMs as policies: an image and text in; a reply, its log-probs and a value out. Plain torch."""

@@ -1,4 +1,4 @@
-"""How a flow policy denoises and explores; imports nothing heavy so that the command line starts at once."""
+"""Settings of a flow policy's denoising and exploration; imports nothing heavy so that the CLI starts at once."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,37 +8,37 @@ from rlvlm.core.checks import check_interval, check_least
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowConfig:
-    """How chunks are denoised, and where noise is added that the policy learns from."""
+    """How chunks are denoised, and where noise is added for exploration."""
 
     section: ClassVar[str] = "policy.flow"
-    """Where these fields stand on the command line, for messages."""
+    """Prefix of these fields on the command line, for messages."""
 
     steps: int = 1
-    """K, equal steps from noise to action, >= 1. Published: 4 to 10."""
+    """K, the number of equal steps from noise to action, >= 1. Published: 4 to 10."""
     kernel: Literal["sde", "learned", "cps"] = "sde"
-    """Kind of a noisy step. sde: noise whose drift keeps the distribution (Flow-GRPO, pi_RL); learned: noise whose size
-    a head learns, on top of the ODE (ReinFlow); cps: a part of the noise that is left is replaced by fresh noise."""
+    """Kind of a noisy step. sde: noise with a drift that preserves the distribution (Flow-GRPO, pi_RL); learned: noise
+    with a learned standard deviation, added to the ODE (ReinFlow); cps: part of the remaining noise is replaced by
+    fresh noise."""
     noise: float = 0.3
-    """Level a of `sde`, >= 0, or the part that `cps` replaces, in [0, 1]; `algo.temperature` multiplies it, as it does
-    what a head has learned. Published: 0.5 to 0.7. In units of normalised actions."""
+    """Noise level a of `sde`, >= 0, or the part that `cps` replaces, in [0, 1]; `algo.temperature` multiplies it, as it
+    does learned noise. Published: 0.5 to 0.7. In units of normalised actions."""
     start_std: float = 0.0
-    """Standard deviation in [0, 1] of what sampled chunks are denoised from; 1 as in training. This noise has no
-    log-prob: it is a part of the state, so what it changes in an episode is credited to nothing. Greedy chunks start
-    from 0."""
+    """Standard deviation in [0, 1] of the noise from which sampled chunks are denoised; 1 as in training. This noise
+    has no log-prob: it is part of the state, so no credit is assigned to it. Greedy chunks start from 0."""
     min_std: float = 0.08
-    """Smallest standard deviation that `learned` may give a step, > 0, in units of normalised actions."""
+    """Minimum standard deviation of a step with `learned` noise, > 0, in units of normalised actions."""
     max_std: float = 0.16
-    """Largest."""
+    """Maximum standard deviation of a step with `learned` noise, in units of normalised actions."""
     learn: Literal["one", "all", "last"] = "all"
-    """Steps of a chunk that get noise and are learned from. all; one: drawn anew for each chunk; last: the last that
-    may have noise. A single step costs a K-th of the update, and `kl_target` then measures that step alone."""
+    """Steps of a chunk that get noise and are trained. all; one: drawn anew for each chunk; last: the last that may
+    have noise. A single step costs a K-th of the update, and `kl_target` then measures only that step."""
     ignore_last: bool = False
-    """Whether the last step stays without noise. What is added there is in the action that is run."""
+    """Whether the last step stays without noise, which would remain in the executed action."""
     draws: int = 4
-    """Noises and times at which the supervised start imitates each chunk of an update, >= 1; images are read once."""
+    """Noises and times per chunk in an update of the supervised start, >= 1; images are encoded once."""
     normalisation: Literal["mean_std", "quantiles"] = "mean_std"
-    """How demonstrations scale actions and proprioception: mean 0 and standard deviation 1, or the 1st and the 99th
-    percentile to -1 and 1. A checkpoint has its own."""
+    """How actions and proprioception are scaled by the demonstrations: to mean 0 and standard deviation 1, or the 1st
+    and the 99th percentile to -1 and 1. A checkpoint has its own."""
 
     def __post_init__(self) -> None:
         check_least(self, self.section, 1, "steps", "draws")
@@ -57,10 +57,10 @@ class FlowConfig:
 
     @property
     def num_candidates(self) -> int:
-        """Steps that may be noisy; the last one of `cps` never is."""
+        """Number of steps that may be noisy; the last one of `cps` never is."""
         return self.steps - (self.ignore_last or self.kernel == "cps")
 
     @property
     def num_learned(self) -> int:
-        """K', steps of a chunk that are noisy, stored and learned from."""
+        """K', the steps of a chunk that are noisy, stored and trained."""
         return self.num_candidates if self.learn == "all" else 1

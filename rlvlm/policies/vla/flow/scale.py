@@ -1,4 +1,4 @@
-"""How a flow policy's numbers are normalised: by mean and standard deviation, or by two quantiles."""
+"""Normalisation of a flow policy's numbers: by mean and standard deviation, or by two quantiles."""
 
 import json
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from rlvlm.core.steps import FloatArray
 
 MODES = ("mean_std", "quantiles")
 _CONSTANT = 1e-6
-"""A spread below which a number counts as one that never changes."""
+"""Spread below which a number counts as constant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Where the numbers of a feature lie in the env's units. Nothing is clipped: normalised numbers may exceed 1.
+    """Scale of a feature in the env's units. Nothing is clipped: normalised numbers may exceed 1.
 
-    All four have an entry per dimension.
+    All four arrays have an entry per dimension.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     q01: tuple[float, ...]
-    """1st percentile."""
+    """1st percentile of each dimension."""
     q99: tuple[float, ...]
-    """99th percentile."""
+    """99th percentile of each dimension."""
     mode: str
     """mean_std: to mean 0 and standard deviation 1; quantiles: the percentiles to -1 and 1."""
 
@@ -43,25 +43,25 @@ class Scale:
 
     @property
     def centre(self) -> FloatArray:
-        """[A] what becomes 0."""
+        """[A] value that becomes 0."""
         centre = self.mean if self.mode == "mean_std" else np.add(self.q01, self.q99) / 2
         return np.asarray(centre, np.float32)
 
     @property
     def spread(self) -> FloatArray:
-        """[A] what becomes 1 beyond the centre; 0 of a dimension that never changes."""
+        """[A] distance from the centre that becomes 1; 0 for a constant dimension."""
         spread = np.array(self.std if self.mode == "mean_std" else np.subtract(self.q99, self.q01) / 2, np.float32)
         spread[spread < _CONSTANT] = 0
         return spread
 
     def normalised(self, values: FloatArray) -> FloatArray:
-        """`values` [..., A] in the env's units, as the network has them."""
-        # (x - c) / s; a dimension that never changed is not blown up where it does
+        """Returns `values` [..., A], in the env's units, normalised for the network."""
+        # (x - c) / s; a dimension that was constant is not scaled up
         spread = self.spread
         return ((values - self.centre) / np.where(spread == 0, 1, spread)).astype(np.float32)
 
     def restored(self, values: FloatArray) -> FloatArray:
-        """`values` [..., A] of the network, in the env's units; dimensions that never changed stay what they were."""
+        """Returns the network's `values` [..., A] in the env's units; constant dimensions stay normalised."""
         return (values * self.spread + self.centre).astype(np.float32)
 
     @property
@@ -71,10 +71,10 @@ class Scale:
 
     @classmethod
     def measure(cls, values: FloatArray, mode: str) -> "Scale":
-        """The scale of `values` [N, A]."""
+        """Measures the scale of `values` [N, A]."""
         exact = values.astype(np.float64)
         q01, q99 = np.quantile(exact, [0.01, 0.99], axis=0)
-        # a feature that changes only now and then has equal percentiles: its extremes stand for them
+        # a feature that seldom changes has equal percentiles: its extremes replace them
         is_rare = q99 - q01 < _CONSTANT
         columns = {
             "mean": exact.mean(axis=0),
@@ -86,15 +86,15 @@ class Scale:
 
 
 def write_scales(scales: Mapping[str, Scale]) -> str:
-    """The text, as JSON, of `scales` by the name of their feature."""
+    """Returns the JSON text of `scales` by feature name."""
     return json.dumps({name: asdict(scale) for name, scale in scales.items()})
 
 
 def read_scales(text: str) -> dict[str, Scale]:
-    """The scales in a file of `write_scales`.
+    """Reads the scales written by `write_scales`.
 
     Raises:
-        ValueError: it is none of that, or has numbers that no data set gives.
+        ValueError: the text is invalid, or has numbers that no data set gives.
     """
     entries: Any = json.loads(text)
     columns = ("mean", "std", "q01", "q99")

@@ -1,12 +1,12 @@
-"""A policy's folder in LeRobot's layout, from 0.4 on: what its files say beside the weights, and writing it back.
+"""A policy's folder in LeRobot's layout, from 0.4 on: reading and writing the files beside the weights.
 
     config.json                 sizes, image features, settings
     model.safetensors           weights
     policy_preprocessor.json    how observations are prepared, step by step; names the file with their statistics
     policy_postprocessor.json   how actions are restored, in the same form
 
-A folder from outside is data: every file is read within bounds, no default stands in for what is missing, and what is
-not known is refused, since LeRobot would have computed something else. No tensor library is imported here.
+A folder from outside is untrusted: every file is read within limits, no default replaces a missing value, and unknown
+content is refused, because LeRobot would have computed something else. No tensor library is imported here.
 """
 
 import json
@@ -34,28 +34,28 @@ _RELATIVE = {
     "policy_preprocessor": "relative_actions_processor",
     "policy_postprocessor": "absolute_actions_processor",
 }
-"""Steps that subtract the state from actions before they are scaled, and add it to restored ones, where enabled."""
+"""Steps that subtract the state from actions before scaling, and add it to restored ones, if enabled."""
 _STEPS = {
     *("rename_observations_processor", "to_batch_processor", "tokenizer_processor", "device_processor"),
     *(*_NORMALISERS.values(), *_RELATIVE.values()),
 }
-"""Steps of LeRobot's processors for every policy that is known here."""
+"""Steps of LeRobot's processors common to every supported policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Names of a policy type's settings, and the values that are supported here."""
+    """Names of a policy type's settings, and their supported values."""
 
     step: str
     """Processor step that writes the prompt."""
     image_size: str
-    """Setting with the sides of the images that the image encoder takes."""
+    """Setting with the size of the image encoder's images."""
     num_steps: str
     """Setting with the number of Euler steps."""
     only: Mapping[str, Any]
-    """Settings that may have no other value."""
+    """Settings with a single supported value."""
     faults: frozenset[str]
-    """Faults of LeRobot's releases that it may have been trained with, see `LeRobotConfig.faults`."""
+    """Faults of LeRobot's releases with which it may have been trained, see `LeRobotConfig.faults`."""
 
 
 _PI = {
@@ -76,14 +76,14 @@ LAYOUTS = {
         step="pi05_prepare_state_tokenizer_processor_step", faults=frozenset({"dark_borders", "padded_state"}), **_PI
     ),
 }
-"""Types of policies that are known here, by the name in config.json."""
+"""Supported types of policies, by the name in config.json."""
 _MODES = {
     "MEAN_STD": ("mean", "std"),
     "MIN_MAX": ("min", "max"),
     "QUANTILES": ("q01", "q99"),
     "QUANTILE10": ("q10", "q90"),
 }
-"""Ways in which LeRobot normalises, each with its two statistics."""
+"""LeRobot's modes of normalisation, each with its two statistics."""
 _OTHER_TYPES = {"pi0_fast", "act", "diffusion", "groot", "xvla", "vqbet", "tdmpc", "sac", "wall_x"}
 _MAX_STATISTICS_BYTES = 2**20
 _PERCENTILE = 2.3263
@@ -94,23 +94,23 @@ _AGAIN = "download the checkpoint again, or give --policy.model another one"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Shape of a policy beside that of its VLM."""
+    """Sizes of a policy besides those of its VLM."""
 
     chunk_steps: int
-    """H, steps of a chunk as it is denoised."""
+    """H, the steps of a chunk in the network."""
     state_dims: int
-    """Numbers of the state, padded."""
+    """Numbers of the state, including padding."""
     action_dims: int
-    """D, numbers of an action, padded."""
+    """D, the numbers of an action, including padding."""
     image_px: int
-    """Side of the images that the image encoder takes."""
+    """Side of the image encoder's images, pixels."""
     min_period: float
-    """Shortest period of the sines that stand for a time, in units of the whole flow."""
+    """Shortest period of the sines that encode a time, in units of the whole flow."""
     max_period: float
-    """Longest."""
+    """Longest period of these sines."""
 
     def __post_init__(self) -> None:
-        # a stranger wrote them: what they would have us allocate is bounded
+        # written by strangers: memory allocated because of them is limited
         _check_whole(self, "[1, 1024]", "chunk_steps", "state_dims", "action_dims")
         _check_whole(self, "[1, 4096]", "image_px")
         check_interval(self, "", "(0, 1000]", "min_period", "max_period")
@@ -118,14 +118,14 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertSizes:
-    """Shape of SmolVLA's action expert, and of the part of its VLM that it reads."""
+    """Sizes of SmolVLA's action expert, and of the part of its VLM that it reads."""
 
     num_layers: int
-    """Layers of the VLM's language model that are used."""
+    """Number of layers of the VLM's language model that are used."""
     expert_layers: int
-    """Layers of the action expert: as many, or a part where every one of them reads the body alone."""
+    """Number of layers of the action expert: the same, or fewer if all of them read only the body."""
     joint_every: int
-    """Every how many layers actions attend to each other too, from the first on; 0: nowhere."""
+    """Period of layers in which actions also attend to each other, from the first on; 0: none."""
     width: float
     """The expert's width as a share of the body's."""
 
@@ -141,26 +141,26 @@ class ExpertSizes:
 
     @property
     def are_joint(self) -> list[bool]:
-        """Whether actions attend to each other too, for each layer of the expert."""
+        """Returns for each layer of the expert whether actions also attend to each other."""
         return [self.joint_every > 0 and index % self.joint_every == 0 for index in range(self.expert_layers)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """Normalisation of a feature, as the checkpoint has it."""
+    """Normalisation of a feature in the checkpoint."""
 
     mode: str
-    """IDENTITY, or a name in `_MODES`."""
+    """IDENTITY, or a key of `_MODES`."""
     first: FloatArray
     """[size of the feature] mean, or smaller quantile, in the env's units."""
     second: FloatArray
-    """Standard deviation, or larger quantile."""
+    """[size of the feature] standard deviation, or larger quantile."""
 
     @property
     def scale(self) -> Scale:
-        """The same for a flow policy; columns that the checkpoint does not have are a normal distribution's.
+        """Returns these statistics as a flow policy's scale; missing quantities are computed for a normal distribution.
 
-        Departure: LeRobot divides by a width of 0 and 1e-8; here a number that never changes is left unscaled.
+        Departure: LeRobot divides by a width of 0 and 1e-8; here a constant number is left unscaled.
         """
         is_by_mean = self.mode in ("IDENTITY", "MEAN_STD")
         if is_by_mean:
@@ -176,45 +176,45 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """Content of a folder beside its weights."""
+    """Content of a folder besides its weights."""
 
     folder: Path
-    """The folder that it was read from."""
+    """Folder that it was read from."""
     kind: str
-    """Its type in config.json, one of `LAYOUTS`."""
+    """Policy type in config.json, a key of `LAYOUTS`."""
     files: Mapping[str, Any]
-    """By name: the values of JSON files, and the arrays of files with statistics."""
+    """Files by name: the values of JSON files, and the arrays of statistics."""
     tokenizer: str
     """Folder or hub name of the tokenizer, usually the VLM's."""
     max_tokens: int
-    """Tokens of a prompt, >= 1; what is beyond is cut off."""
+    """Maximum tokens of a prompt, >= 1; longer ones are cut off."""
     cameras: tuple[str, ...]
     """Names of the image features, in order."""
     num_denoising_steps: int
-    """K, Euler steps from noise to action in evaluation."""
+    """K, the Euler steps from noise to action in evaluation."""
     state: Statistics
     """Normalisation of the P numbers of the state."""
     action: Statistics
     """Normalisation of the A numbers of an action."""
     relative: tuple[bool, ...]
-    """A of them: whether LeRobot trained a number of an action less the same number of the state before its chunk."""
+    """For each of the A numbers of an action, whether LeRobot trained it relative to the state before its chunk."""
 
     @property
     def statistics(self) -> str:
-        """Scales of a flow policy's actions and proprioception, as JSON."""
+        """Returns the scales of a flow policy's actions and proprioception, as JSON."""
         return write_scales({"action": self.action.scale, "proprio": self.state.scale})
 
     @property
     def config(self) -> Any:
-        """The values of config.json."""
+        """Values of config.json."""
         return self.files["config.json"]
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes beside those of the VLM.
+        """Returns the sizes besides those of the VLM.
 
         Raises:
-            ModelUnavailable: they are missing, out of bounds, or do not go together.
+            ModelUnavailable: they are missing, out of bounds, or inconsistent.
         """
         with _bad_config():
             side, other = self.config[LAYOUTS[self.kind].image_size]
@@ -230,10 +230,10 @@ class Checkpoint:
             )
 
     def expert_sizes(self, vlm_layers: int) -> ExpertSizes:
-        """SmolVLA's sizes above a VLM whose language model has `vlm_layers`.
+        """Returns SmolVLA's sizes, given that the VLM's language model has `vlm_layers`.
 
         Raises:
-            ModelUnavailable: as of `sizes`.
+            ModelUnavailable: see `sizes`.
         """
         config = self.config
         with _bad_config():
@@ -252,7 +252,7 @@ class Checkpoint:
 
 @contextmanager
 def _bad_config() -> Iterator[None]:
-    """Turns errors in config.json into `ModelUnavailable`."""
+    """Converts errors in config.json to `ModelUnavailable`."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -266,11 +266,11 @@ def _check_whole(sizes: Any, interval: str, *names: str) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Content of `folder` beside its weights.
+    """Reads the content of `folder` besides its weights.
 
     Raises:
-        ModelUnavailable: a file is missing or broken, is of another kind of policy or of an older layout, statistics
-            are missing, or it asks for what is not done here.
+        ModelUnavailable: a file is missing or broken, belongs to another kind of policy or an older layout, statistics
+            are missing, or it requires something unsupported.
     """
     try:
         config = read_json(folder / "config.json")
@@ -310,7 +310,7 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
     action, other = scales["policy_postprocessor"][_ACTION], scales["policy_preprocessor"].get(_ACTION)
     if other is not None and not (np.array_equal(action.first, other.first) and action.mode == other.mode):
         raise ValueError("its two processors have statistics of different data sets for actions")
-    # named in the config once a policy was made of it; LeRobot fills them with nothing, and masks them
+    # listed in the config once a policy was made from it; LeRobot fills them with blanks, and masks them
     empty = {f"observation.images.empty_camera_{index}" for index in range(min(config["empty_cameras"], 100))}
     cameras = [name for name, feature in config["input_features"].items() if feature["type"] == "VISUAL"]
     [tokenizer] = [
@@ -342,7 +342,7 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
 
 
 def _relative(files: Mapping[str, Any], size: int, state_size: int) -> tuple[bool, ...]:
-    """Whether LeRobot trained each of the `size` numbers of an action relative to the state, see `Checkpoint`."""
+    """Returns whether LeRobot trained each of the `size` numbers of an action relative to the state."""
     enabled: dict[str, Any] = {}
     for name in _PROCESSORS:
         steps = files[f"{name}.json"]["steps"]
@@ -364,7 +364,7 @@ def _relative(files: Mapping[str, Any], size: int, state_size: int) -> tuple[boo
     if size > state_size:
         raise ValueError(f"its actions of {size} numbers are relative to a state of {state_size}")
     about = enabled["policy_preprocessor"]
-    # as LeRobot does: a name excludes every joint that contains it, and all numbers without a name are relative
+    # as in LeRobot: a name excludes every joint that contains it, and numbers without names are all relative
     excluded = [str(joint).lower() for joint in about["exclude_joints"] if joint]
     named = [str(joint).lower() for joint in (about["action_names"] or [])[:size]]
     mask = [not any(part in joint for part in excluded) for joint in named]
@@ -372,7 +372,7 @@ def _relative(files: Mapping[str, Any], size: int, state_size: int) -> tuple[boo
 
 
 def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, Statistics]:
-    """Normalisation of each feature that is no image, by one of the two processors; `files` gets what is read."""
+    """Returns the normalisation of each non-image feature in one of the two processors; adds the files to `files`."""
     processor = files[f"{name}.json"] = read_json(folder / f"{name}.json")
     known = {*_STEPS, LAYOUTS[files["config.json"]["type"]].step}
     for step in processor["steps"]:
@@ -422,7 +422,7 @@ def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[
 
 
 def write_files(checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes all files but the weights as they were read, with the statistics of `checkpoint.state` and `.action`."""
+    """Writes all files but the weights, unchanged except for the statistics `checkpoint.state` and `.action`."""
     for name, content in checkpoint.files.items():
         if name.endswith(".json"):
             (folder / name).write_text(json.dumps(content, indent=4) + "\n")

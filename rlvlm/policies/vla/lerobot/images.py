@@ -1,7 +1,7 @@
 """Preparation of a camera's image for the image encoder of a LeRobot policy.
 
-Source: LeRobot 0.4.4 and 0.6.1, whose training and evaluation do the same: bilinear without smoothing, aspect kept,
-what is left over filled with black, by SmolVLA on the left and on top, by pi0 and pi0.5 on both sides.
+Source: LeRobot 0.4.4 and 0.6.1, identical in training and evaluation: bilinear without antialiasing, aspect ratio kept,
+the rest padded with black, by SmolVLA on the left and on top, by pi0 and pi0.5 on both sides.
 """
 
 from torch import Tensor
@@ -9,16 +9,16 @@ from torch.nn import functional
 
 
 def to_pixels(images: Tensor, size_px: int, *, is_centred: bool = False, border: float = -1.0) -> Tensor:
-    """Images as the image encoder takes them.
+    """Resizes images for the image encoder.
 
     Args:
         images: [..., H, W, 3] uint8.
         size_px: side of the result.
-        is_centred: whether the image lies in the middle, and not on the right and at the bottom.
-        border: what fills it up; -1 is black.
+        is_centred: whether the image is centred, as opposed to bottom right.
+        border: brightness of the padding; -1 is black.
 
     Returns:
-        [..., 3, size_px, size_px] float32 in [-1, 1], but for the border.
+        [..., 3, size_px, size_px] float32 in [-1, 1], except for the padding.
     """
     pixels = images.reshape(-1, *images.shape[-3:]).permute(0, 3, 1, 2).float() / 255
     height, width = pixels.shape[-2:]

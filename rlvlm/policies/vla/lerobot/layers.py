@@ -1,7 +1,7 @@
 """Parts of the networks of LeRobot's flow policies: a transformer block for body and expert, and time features.
 
-The body's blocks and the expert's are of one class: the expert attends to the keys and values that the body's block of
-the same depth kept. Llama (SmolVLA) and Gemma (pi0, pi0.5) differ in their norms and in the activation of the MLP.
+Body and expert use the same class of block: the expert attends to the cached keys and values of the body's block of the
+same depth. Llama (SmolVLA) and Gemma (pi0, pi0.5) differ in their norms and in the activation of the MLP.
 """
 
 import math
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ROPE_BASE = 10_000.0
-"""Base of the rotary positions in all of them; SmolVLA's VLM was made with another one, and SmolVLA with this."""
+"""Base of the rotary positions in all of them; SmolVLA's VLM was trained with another, SmolVLA with this one."""
 
 
 class GemmaNorm(nn.Module):
-    """Gemma's RMSNorm; with a condition, pi0.5's adaptive one, which also gates what is added to the residual stream.
+    """Gemma's RMSNorm; with a condition, pi0.5's adaptive one, which also gates the addition to the residual stream.
 
     Args:
-        width: W of the tokens.
+        width: W, width of the tokens.
         eps: added to the mean square.
-        condition_width: C of the condition; 0 without one.
+        condition_width: C, width of the condition; 0 without one.
     """
 
     def __init__(self, width: int, eps: float, condition_width: int = 0) -> None:
@@ -33,11 +33,11 @@ class GemmaNorm(nn.Module):
             self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, tokens: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor | float]:
-        """Normalised tokens [B, N, W], and the gate [B, 1, W] of an adaptive norm, 1 of another.
+        """Returns normalised tokens [B, N, W], and the gate [B, 1, W] of an adaptive norm, otherwise 1.
 
         Args:
             tokens: [B, N, W].
-            condition: [B, C] of an adaptive norm.
+            condition: [B, C] condition of an adaptive norm.
         """
         normal = tokens.float() * torch.rsqrt(tokens.float().square().mean(-1, keepdim=True) + self._eps)
         if condition is None:
@@ -50,10 +50,10 @@ class Block(nn.Module):
     """A transformer block of the body or of the expert.
 
     Args:
-        config: Llama's or Gemma's.
+        config: config of Llama or Gemma.
         norms: the norm before attention, and the one before the MLP.
-        mlp: from W to W.
-        reads: numbers in a token's keys of the body, where it attends to these alone; 0 where it has keys of its own.
+        mlp: MLP from W to W.
+        reads: width of a body token's keys, if it attends only to these; 0 if it has keys of its own.
     """
 
     def __init__(self, config: Any, norms: tuple[nn.Module, nn.Module], mlp: nn.Module, reads: int = 0) -> None:
@@ -82,21 +82,21 @@ class Block(nn.Module):
         past: tuple[Tensor, Tensor] | None = None,
         condition: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens after this block, and the keys and values that it attended to.
+        """Returns the tokens after this block, and the keys and values that it attended to.
 
         Args:
             tokens: [B, N, W].
-            positions: [B, N] of queries and own keys; whole, since sharded learners may cast what is not to bfloat16.
+            positions: [B, N] of queries and own keys; integers, because sharded learners may cast floats to bfloat16.
             sees: [B, 1, N, S] whether a token sees a key.
             past: keys and values [B, heads, M, size of a head] of the body.
-            condition: [B, C] of adaptive norms.
+            condition: [B, C] condition of adaptive norms.
         """
         attention: Any = self.self_attn
         normal, gate = normed(self.input_layernorm, tokens, condition)
         query = _rotated(self._heads(attention["q_proj"](normal)), positions)
         if self.reads:
             assert past is not None
-            # the body's keys have been rotated already, before they are projected
+            # the body's keys are rotated before this projection
             read = [part.transpose(1, 2).flatten(2).to(normal.dtype) for part in past]
             key, value = self._heads(attention["k_proj"](read[0])), self._heads(attention["v_proj"](read[1]))
         else:
@@ -115,18 +115,18 @@ class Block(nn.Module):
         return tokens + self.mlp(normal) * gate, key, value
 
     def _heads(self, numbers: Tensor) -> Tensor:
-        """[B, heads, N, size of a head] of [B, N, heads * size]."""
+        """Returns [B, heads, N, size of a head] for [B, N, heads * size]."""
         return numbers.unflatten(-1, (-1, self._head_size)).transpose(1, 2)
 
 
 def normed(norm: nn.Module, tokens: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | float]:
-    """Normalised tokens, and the gate of what follows; Llama's norms have none."""
+    """Returns normalised tokens, and the gate of the next layer's output; Llama's norms have none."""
     return norm(tokens, condition) if isinstance(norm, GemmaNorm) else (norm(tokens), 1.0)
 
 
 def _rotated(heads: Tensor, positions: Tensor) -> Tensor:
-    """`heads` [B, heads, N, D] turned to `positions` [B, N]: every two numbers that lie D / 2 apart by an angle of
-    their own, computed in float32.
+    """Rotates `heads` [B, heads, N, D] to `positions` [B, N]: each pair of numbers D / 2 apart by an angle of its own,
+    computed in float32.
     """
     left, right = heads.float().chunk(2, dim=-1)
     shares = torch.arange(left.shape[-1], dtype=torch.float32, device=heads.device) / left.shape[-1]
@@ -136,7 +136,7 @@ def _rotated(heads: Tensor, positions: Tensor) -> Tensor:
 
 
 def time_features(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
-    """[B, width] float32 sines and cosines of times [B], at periods even in the logarithm."""
+    """Returns [B, width] float32 sines and cosines of times [B], at periods uniform in the logarithm."""
     shares = torch.linspace(0, 1, width // 2, dtype=torch.float64, device=t.device)
     turns = t.double()[:, None] / (min_period * (max_period / min_period) ** shares)
     return torch.cat([(2 * math.pi * turns).sin(), (2 * math.pi * turns).cos()], dim=-1).float()

@@ -1,4 +1,4 @@
-"""From a folder in LeRobot's layout (SmolVLA, pi0, pi0.5) to a network in memory, and back into such a folder."""
+"""Loads a folder in LeRobot's layout (SmolVLA, pi0, pi0.5) to a network in memory, and saves it in that layout."""
 
 import logging
 import re
@@ -41,34 +41,35 @@ _OTHER = "choose a checkpoint that was trained on this robot and these units"
 _MAX_TOKENIZER_BYTES = 64 * 2**20
 _MAX_LAYERS = 1_024
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, StrictDataclassError)
-"""Errors that transformers raises for made-up sizes and names in a file."""
+"""Errors of transformers about invalid sizes and names in a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedLeRobot:
-    """A checkpoint ready to act and to learn."""
+    """A loaded checkpoint."""
 
     network: LeRobotNetwork
-    """In training mode; an adapter's layers are in it."""
+    """Network in training mode, including an adapter's layers."""
     adapter: Any
-    """PEFT's wrapper around the network, which saves its adapter; None without one. It has a `prefix` of its own."""
+    """PEFT's wrapper around the network, which saves its adapter; None without one. Its `prefix` method is PEFT's
+    own."""
     checkpoint: Checkpoint
-    """Its statistics, and all that is written back with it."""
+    """Statistics and files that are written back with the weights."""
     revision: str
-    """Hub commit, or a digest of a local folder."""
+    """Hub commit, or digest of a local folder."""
 
 
 def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv) -> LoadedLeRobot:
-    """The checkpoint `model`, on its device.
+    """Loads the checkpoint `model` on its device.
 
     Args:
         model: folder or hub name.
         revision: commit of a hub model; empty takes the newest.
-        wants: how it is shown the env, and what of it learns.
-        env: it is to act in; its proprioception is the state, and its chunks are what is executed.
+        wants: how the env is shown to it, and which weights are trained.
+        env: env that it acts in; its proprioception is the state, and its chunks are the steps executed.
 
     Raises:
-        ModelUnavailable: files are missing or broken, are of no policy that is known here, or do not go with the env.
+        ModelUnavailable: files are missing or broken, belong to no supported policy, or do not match the env.
     """
     folder, found = locate(model, revision, "policy")
     checkpoint, config, prompts = fitted(folder, wants, env)
@@ -80,10 +81,10 @@ def load_lerobot(model: str, revision: str, wants: LeRobotConfig, env: ChunkEnv)
 
 
 def fitted(folder: Path, wants: LeRobotConfig, env: ChunkEnv) -> tuple[Checkpoint, Any, Prompts]:
-    """The checkpoint in `folder`, its network's config for `env` and its prompts; weights are not read.
+    """Returns the checkpoint in `folder`, its network's config for `env` and its prompts, without reading weights.
 
     Raises:
-        ModelUnavailable: as of `load_lerobot`, but for what is wrong with the weights.
+        ModelUnavailable: see `load_lerobot`, except for errors in the weights.
     """
     checkpoint = read_checkpoint(folder)
     config = _network_config(checkpoint, wants, _cameras(checkpoint, wants, env.cameras))
@@ -102,7 +103,7 @@ def fitted(folder: Path, wants: LeRobotConfig, env: ChunkEnv) -> tuple[Checkpoin
             f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {makes}",
             f"give the env's chunk_steps at most {makes}",
         )
-    # a typical action, by the statistics; far outside of what the env takes it has other units
+    # a typical action by the statistics; far outside the env's range it has other units
     relative, typical = np.flatnonzero(checkpoint.relative), checkpoint.action.scale.centre
     typical[relative] += checkpoint.state.scale.centre[relative]
     middle, width = (env.action_low + env.action_high) / 2, env.action_high - env.action_low
@@ -118,10 +119,10 @@ def fitted(folder: Path, wants: LeRobotConfig, env: ChunkEnv) -> tuple[Checkpoin
 
 
 def outline(folder: Path, wants: LeRobotConfig) -> LeRobotNetwork:
-    """The network in `folder` without weights, on the device `meta`, each parameter set to learn or not: for counting.
+    """Returns the network in `folder` without weights (on `meta`), with `requires_grad` set, for counting parameters.
 
     Raises:
-        ModelUnavailable: as of `load_lerobot`.
+        ModelUnavailable: see `load_lerobot`.
     """
     checkpoint = read_checkpoint(folder)
     config = _network_config(checkpoint, wants, list(range(len(checkpoint.cameras))))
@@ -132,28 +133,28 @@ def outline(folder: Path, wants: LeRobotConfig) -> LeRobotNetwork:
 
 
 def save_lerobot(network: LeRobotNetwork, checkpoint: Checkpoint, folder: Path) -> None:
-    """Writes a folder that LeRobot loads: weights, an adapter's merged into them, settings and statistics.
+    """Writes a folder that LeRobot loads: weights (with an adapter merged in), settings and statistics.
 
     Args:
-        network: with all of its weights, not slices of them.
-        checkpoint: that it was loaded from; other scales of states or actions in it are written in their place, and
-            weights that nothing computes with are read from its folder again.
-        folder: what was there is replaced; it appears whole or not at all.
+        network: network with whole weights, not slices of them.
+        checkpoint: checkpoint that it was loaded from; its scales of states and actions are written, and weights that
+            the network does not use are read from its folder again.
+        folder: folder to write; replaced atomically if it exists.
 
     Raises:
-        ModelUnavailable: the checkpoint's folder has gone, and weights that nothing computes with are needed.
+        ModelUnavailable: the checkpoint's folder is gone, and unused weights are needed.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     write_files(checkpoint, fresh)
     save_file({**_unread(network, checkpoint), **_merged(network)}, fresh / WEIGHTS, metadata={"format": "pt"})
-    (fresh / WEIGHTS).chmod(0o644)  # safetensors leaves its file readable by its maker alone
+    (fresh / WEIGHTS).chmod(0o644)  # safetensors makes its file readable only by its owner
     replace_folder(fresh, folder)
 
 
 def _prompts(checkpoint: Checkpoint, wants: LeRobotConfig) -> Prompts:
-    """Prompts by the tokenizer of the checkpoint's VLM."""
+    """Returns prompts with the tokenizer of the checkpoint's VLM."""
     file = _body_folder(checkpoint.tokenizer, wants) / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_buffer(read_bytes(file, _MAX_TOKENIZER_BYTES))
@@ -166,7 +167,7 @@ def _prompts(checkpoint: Checkpoint, wants: LeRobotConfig) -> Prompts:
 
 
 def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str]) -> list[int]:
-    """Which of the env's cameras feeds each image feature, by index."""
+    """Returns the index of the env's camera for each image feature."""
     features = [name.rpartition(".")[2] for name in checkpoint.cameras]
     names = list(wants.cameras)
     if not names and all(feature in present for feature in features):
@@ -188,7 +189,7 @@ def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str
 
 
 def _body_folder(name: str, wants: LeRobotConfig) -> Path:
-    """Folder with config and tokenizer of the VLM; its weights lie in the checkpoint."""
+    """Returns the folder with config and tokenizer of the VLM; its weights are in the checkpoint."""
     name = wants.body or name
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -269,23 +270,23 @@ _NETWORKS: dict[type, Callable[[Any], LeRobotNetwork]] = {
     SmolVLANetworkConfig: SmolVLANetwork,
     Pi0NetworkConfig: Pi0Network,
 }
-"""Network of each config."""
+"""Network class of each config."""
 
 
 def _network(checkpoint: Checkpoint, config: Any, wants: LeRobotConfig) -> LeRobotNetwork:
-    """The weights on their device; what is missing or left over is named."""
+    """Loads the weights to their device; reports missing or superfluous ones by name."""
     folder = checkpoint.folder
     network_class: Any = _NETWORKS[type(config)]
     device = pick_device(wants.device, wants.section)
-    # in bfloat16 most of Adam's steps would be rounded away
+    # in bfloat16 most of Adam's steps would be lost to rounding
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
-    disable_progress_bar()  # it would tear the run's live panel
+    disable_progress_bar()  # it would break the run's live panel
     try:
         settings = {"config": config, "key_mapping": _renamed(folder, network_class)}
         network, values = network_and_names(network_class, folder, dtype, device, settings)
     except (*_BROKEN, RuntimeError, SafetensorError) as error:
         raise ModelUnavailable(f"the weights in {folder} cannot be loaded: {first_line(error)}", _AGAIN) from error
-    # a skeleton looks into every file, and those with statistics have the same ending
+    # a skeleton reads every file, and those with statistics have the same suffix
     statistics = {key for name, content in checkpoint.files.items() if name.endswith(".safetensors") for key in content}
     idle = {*network_class.unread, *network_class.tied}
     surplus = {name for name in values["unexpected_keys"] if _full(name) not in idle} - statistics
@@ -299,7 +300,7 @@ def _network(checkpoint: Checkpoint, config: Any, wants: LeRobotConfig) -> LeRob
 
 
 def _renamed(folder: Path, network_class: type[LeRobotNetwork]) -> dict[str, str]:
-    """Names, here and in the file, of weights that it has under a tied weight's name alone, as pi0's makers write."""
+    """Returns names, here and in the file, of weights stored only under a tied weight's name, as pi0's makers do."""
     with safe_open(folder / WEIGHTS, "pt") as opened:
         names = {_full(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
     tied = network_class.tied.items()
@@ -311,7 +312,7 @@ def _renamed(folder: Path, network_class: type[LeRobotNetwork]) -> dict[str, str
 
 
 def _teach(network: LeRobotNetwork, wants: LeRobotConfig) -> Any:
-    """Lets the weights that `wants` names take gradients, and no others; returns PEFT's wrapper of an adapter."""
+    """Enables gradients of the weights that `wants` selects, and no others; returns PEFT's wrapper of an adapter."""
     adapter = None
     if wants.adapter:
         adapter = load_adapter(network, Path(wants.adapter).expanduser(), trainable=True)
@@ -320,7 +321,7 @@ def _teach(network: LeRobotNetwork, wants: LeRobotConfig) -> Any:
         adapter = add_adapter(network, shape)
     if adapter is None:
         for name, parameter in network.named_parameters():
-            is_head = name == "model.vlm_with_expert.vlm.lm_head.weight"  # nothing computes with it
+            is_head = name == "model.vlm_with_expert.vlm.lm_head.weight"  # not used in any computation
             is_expert = any(f".{part}." in name for part in EXPERT_PARTS)
             parameter.requires_grad_(is_expert or (wants.learns == "all" and not is_head))
     if wants.has_values:
@@ -329,12 +330,12 @@ def _teach(network: LeRobotNetwork, wants: LeRobotConfig) -> Any:
 
 
 def _full(name: str) -> str:
-    """LeRobot's name of a weight; the makers of pi0 leave out the first word."""
+    """Returns LeRobot's name of a weight; the makers of pi0 leave out the first component."""
     return name if name.startswith("model.") else f"model.{name}"
 
 
 def _unread(network: LeRobotNetwork, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Weights of the checkpoint that nothing computes with, by LeRobot's names."""
+    """Returns the checkpoint's unused weights, by LeRobot's names."""
     if not network.unread:
         return {}
     try:
@@ -349,12 +350,12 @@ def _unread(network: LeRobotNetwork, checkpoint: Checkpoint) -> dict[str, Tensor
 
 
 def _merged(network: LeRobotNetwork) -> dict[str, Tensor]:
-    """Weights by LeRobot's names, on the CPU; those with an adapter beside them as what both compute, in float32."""
+    """Returns weights by LeRobot's names, on the CPU; those with an adapter are merged with it, in float32."""
     from peft.tuners.lora import LoraLayer
 
     merged = {}
     for name, value in network.state_dict().items():
-        if name.startswith("model.") and ".lora_" not in name:  # LeRobot knows no value head
+        if name.startswith("model.") and ".lora_" not in name:  # LeRobot has no value head
             merged[name.replace(".base_layer.", ".")] = value.detach().cpu().contiguous()
     for name, layer in network.named_modules():
         if isinstance(layer, LoraLayer):
@@ -362,5 +363,5 @@ def _merged(network: LeRobotNetwork) -> dict[str, Tensor]:
             delta = sum(beside.get_delta_weight(adapter).float() for adapter in beside.active_adapters)
             merged[f"{name}.weight"] = (beside.get_base_layer().weight.float() + delta).detach().cpu().contiguous()
     for name, other in network.tied.items():
-        merged[name] = merged[other].clone()  # a file cannot have one piece of memory under two names
+        merged[name] = merged[other].clone()  # a file cannot store the same memory under two names
     return merged

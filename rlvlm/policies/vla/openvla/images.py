@@ -1,8 +1,8 @@
-"""Preparation of a camera's image for the image encoders. A checkpoint wants what it was trained with.
+"""Preparation of a camera's image for the image encoders. Each checkpoint needs the same as in training.
 
-Sources: `whole` is RLinf's way with OpenVLA-OFT; `cropped` that of OpenVLA-OFT's and SimpleVLA-RL's own evaluations:
-JPEG there and back, Lanczos, then the middle nine tenths of the area, as in training with random crops. Departure:
-Pillow's JPEG and Lanczos in the place of TensorFlow's.
+Sources: `whole` is RLinf's method for OpenVLA-OFT; `cropped` that of OpenVLA-OFT's and SimpleVLA-RL's own evaluations:
+JPEG and back, Lanczos, then the middle nine tenths of the area, as in training with random crops. Departure:
+Pillow's JPEG and Lanczos instead of TensorFlow's.
 """
 
 import io
@@ -23,15 +23,15 @@ _QUALITY = 95
 """JPEG quality, TensorFlow's default."""
 _MEANS = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
 _DEVIATIONS = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
-"""Statistics that normalise pixels in [0, 1], of DINOv2 (ImageNet's) and of SigLIP."""
+"""Mean and standard deviation of pixels in [0, 1], for DINOv2 (ImageNet's) and for SigLIP."""
 
 
 def to_pixels(images: Tensor, path: ImagePath, size_px: int) -> Tensor:
-    """Images as both image encoders take them.
+    """Prepares images for both image encoders.
 
     Args:
         images: [..., H, W, 3] uint8.
-        path: which way.
+        path: method of preparation.
         size_px: side of the result.
 
     Returns:
@@ -45,22 +45,22 @@ def to_pixels(images: Tensor, path: ImagePath, size_px: int) -> Tensor:
 
 
 def _whole(images: Tensor, size_px: int) -> Tensor:
-    """[N, 3, size_px, size_px] float32 from 0 to 255: bicubic, and nothing cut off."""
+    """Returns [N, 3, size_px, size_px] float32 from 0 to 255: resized bicubically, nothing cropped."""
     pixels = images.permute(0, 3, 1, 2).float()
     resized = functional.interpolate(pixels, (size_px, size_px), mode="bicubic", antialias=True)
     return resized.clamp(0, 255).round()
 
 
 def _cropped(images: Tensor, size_px: int) -> Tensor:
-    """The same of the middle of each image, after JPEG and Lanczos."""
+    """Returns such tensors of the middle of each image, after JPEG and Lanczos."""
     resized = np.stack([_through_jpeg(image, size_px) for image in images.cpu().numpy()])
     pixels = torch.from_numpy(resized).to(images.device).permute(0, 3, 1, 2).float()
-    # sides of the square root of the area, from the middle of the first pixel to the middle of the last
+    # sides of the square root of the area, from the centre of the first pixel to the centre of the last
     reach = torch.linspace(-(_AREA**0.5), _AREA**0.5, size_px, device=images.device)
     down, right = torch.meshgrid(reach, reach, indexing="ij")
     grid = torch.stack([right, down], dim=-1).expand(len(pixels), -1, -1, -1)
     middle = functional.grid_sample(pixels, grid, mode="bilinear", align_corners=True).clamp(0, 255)
-    return (middle * (255.5 / 255)).floor()  # as TensorFlow makes bytes of numbers, which is not to the nearest
+    return (middle * (255.5 / 255)).floor()  # TensorFlow truncates to bytes rather than round
 
 
 def _through_jpeg(image: NDArray[np.uint8], size_px: int) -> NDArray[np.uint8]:

@@ -1,8 +1,8 @@
 """The two image encoders of OpenVLA, DINOv2 and SigLIP, with timm's weight names. Used by `network`.
 
-timm itself cannot be imported without torchvision, so its vision transformer stands here, as far as these two need it.
-What a checkpoint holds and nothing computes with (the last block, its norm, SigLIP's pooling) is kept as well: weights
-are loaded and saved whole, and published LoRA adapters fit.
+timm cannot be imported without torchvision, so its vision transformer is reimplemented here, as far as these two need
+it. Unused weights of a checkpoint (the last block, its norm, SigLIP's pooling) are kept as well: weights are loaded and
+saved whole, and published LoRA adapters fit.
 
 Sources: Oquab et al. 2023, arXiv:2304.07193 (DINOv2); Darcet et al. 2023, arXiv:2309.16588 (registers); Zhai et al.
 2023, arXiv:2303.15343 (SigLIP); Karamcheti et al. 2024, arXiv:2402.07865 (Prismatic: both, features of the block before
@@ -25,17 +25,17 @@ class TowerSize:
 
     width: int
     depth: int
-    """Blocks; the features are those of the last but one."""
+    """Number of blocks; the features are those of the last but one."""
     heads: int
     hidden: int
-    """Inner width of the blocks' two linear layers."""
+    """Inner width of the blocks' MLPs."""
     patch_px: int = 14
     registers: int | None = None
     """Tokens beside the class token that are dropped from the features; None: no class token either (SigLIP)."""
     scaled: bool = False
     """Whether each branch is scaled by learned factors (DINOv2)."""
     pooled: bool = False
-    """Whether the checkpoint holds an attention pooling, which nothing uses (SigLIP)."""
+    """Whether the checkpoint contains an attention pooling, which is not used (SigLIP)."""
 
     def __post_init__(self) -> None:
         if min(self.width, self.heads, self.hidden, self.patch_px) < 1 or self.depth < 2 or self.width % self.heads:
@@ -48,22 +48,22 @@ TOWERS = {
     ),
     "vit_so400m_patch14_siglip_224": TowerSize(width=1152, depth=27, heads=16, hidden=4304, pooled=True),
 }
-"""By the name under which a checkpoint's config calls them, timm's."""
+"""Sizes by the encoder's name in a checkpoint's config, which is timm's."""
 
 
 class Tower(nn.Module):
-    """A vision transformer: images to the features of their patches, before the last block.
+    """A vision transformer from images to the features of their patches, before the last block.
 
     Args:
-        size: its shape.
-        image_px: side of its square images.
+        size: shape of the transformer.
+        image_px: side of its square images, pixels.
     """
 
     def __init__(self, size: TowerSize, image_px: int) -> None:
         super().__init__()
         num_patches = (image_px // size.patch_px) ** 2
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, size.width, size.patch_px, stride=size.patch_px)})
-        # patches alone: class and register tokens have no place in the image
+        # patches only: class and register tokens have no position in the image
         self.pos_embed = nn.Parameter(torch.zeros(1, num_patches, size.width))
         self.cls_token = self.reg_token = None
         if size.registers is not None:
@@ -74,23 +74,23 @@ class Tower(nn.Module):
         self.attn_pool = _Pool(size) if size.pooled else None
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, patches, width] of normalised images [B, 3, H, W], without class and register tokens."""
+        """Returns [B, patches, width] for normalised images [B, 3, H, W], without class and register tokens."""
         tokens = self.patch_embed["proj"](pixels).flatten(2).transpose(1, 2) + self.pos_embed
         extra = [token.expand(len(tokens), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         num_extra = sum(part.shape[1] for part in extra)
         tokens = torch.cat([*extra, tokens], dim=1)
-        # Prismatic reads the block before the last; the last one is here for its weights' names
+        # Prismatic reads the block before the last; the last one exists for its weights' names
         for block in self.blocks[:-1]:
             tokens = block(tokens)
         return tokens[:, num_extra:]
 
 
 class FusedVision(nn.Module):
-    """Both encoders; the features of a patch are DINOv2's and SigLIP's, one after the other.
+    """Both encoders; the features of a patch are those of DINOv2 and SigLIP, concatenated.
 
     Args:
-        sizes: of both.
-        image_px: side of the square images.
+        sizes: sizes of both encoders.
+        image_px: side of the square images, pixels.
     """
 
     def __init__(self, sizes: tuple[TowerSize, TowerSize], image_px: int) -> None:
@@ -99,7 +99,7 @@ class FusedVision(nn.Module):
         self.fused_featurizer = Tower(sizes[1], image_px)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, cameras * patches, width of both] of images [B, cameras, 2, 3, H, W], normalised for either encoder."""
+        """Returns [B, cameras * patches, width of both] for images [B, cameras, 2, 3, H, W], normalised for each."""
         batch, cameras = pixels.shape[:2]
         # the cameras of a moment are rows of one larger batch
         flat = pixels.flatten(0, 1)
@@ -147,11 +147,11 @@ class _Mlp(nn.Module):
 
 
 class _Scale(nn.Module):
-    """Learned factors of a branch; the checkpoints' name for them is not timm's own."""
+    """Learned factors of a branch; the checkpoints' name for them differs from timm's."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # as LayerScale begins (Touvron et al. 2021, arXiv:2103.17239); a checkpoint brings its own
+        # initial value as in LayerScale (Touvron et al. 2021, arXiv:2103.17239); a checkpoint has its own
         self.scale_factor = nn.Parameter(torch.full((width,), 1e-5))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class _Scale(nn.Module):
 
 
 class _Pool(nn.Module):
-    """SigLIP's attention pooling: weights that come with a checkpoint and are not used."""
+    """SigLIP's attention pooling: unused weights that come with a checkpoint."""
 
     def __init__(self, size: TowerSize) -> None:
         super().__init__()
