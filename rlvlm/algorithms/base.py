@@ -1,8 +1,7 @@
-"""RLlib's `Algorithm`, `AlgorithmConfig` and `EnvRunner` as all our algorithms use them; `learners` has the rest.
+"""RLlib's `Algorithm`, `AlgorithmConfig` and `EnvRunner` adapted for all our algorithms; `learners` has the rest.
 
-An algorithm of ours is trained in rounds, looked at, saved and gone on with by RLlib's public calls. It plays, labels
-and learns with its own code, so most of RLlib's settings have no effect: `reject_unused_settings` finds those that
-is set all the same.
+RLlib's public calls train our algorithms in rounds, evaluate, save and resume them. Rollouts, labels and updates use
+our own code, so most of RLlib's settings have no effect: `reject_unused_settings` finds those that are set anyway.
 """
 
 import logging
@@ -48,44 +47,44 @@ _QUIET = "ERROR"
 _SET_UP_TRIES = 5
 
 _USED_CALLBACKS = {"on_algorithm_init", "on_train_result", "on_evaluate_start", "on_evaluate_end"}
-"""RLlib callbacks that we call. The others belong to its episodes and its own restoring, which are not ours."""
+"""RLlib callbacks that we call. The others concern its episodes and its own restoring, which we do not use."""
 _USED_SETTINGS = {
     *("algo_class", "framework_str", "seed", "log_level", "log_sys_usage", "stats_cls_lookup", "callbacks_class"),
     *("evaluation_interval", "evaluation_duration", "in_evaluation"),
     *("min_time_s_per_iteration", "min_train_timesteps_per_iteration", "min_sample_timesteps_per_iteration"),
-    # where it runs
+    # resources
     *("placement_strategy", "num_cpus_for_main_process", "custom_resources_for_main_process", "local_gpu_idx"),
     *("extra_python_environs_for_driver", "extra_python_environs_for_worker"),
     *("num_learners", "num_cpus_per_learner", "num_gpus_per_learner", "custom_resources_per_learner"),
     *("max_requests_in_flight_per_learner", "env_runner_cls", "num_env_runners", "create_local_env_runner"),
     *("num_cpus_per_env_runner", "num_gpus_per_env_runner", "custom_resources_per_env_runner"),
-    # the treatment of lost env runners
+    # replacement of lost env runners
     *("sample_timeout_s", "validate_env_runners_after_construction", "max_requests_in_flight_per_env_runner"),
     *("restart_failed_env_runners", "ignore_env_runner_failures", "max_num_env_runner_restarts"),
     *("delay_between_env_runner_restarts_s", "env_runner_health_probe_timeout_s", "env_runner_restore_timeout_s"),
     "num_consecutive_env_runner_failures_tolerance",
-    # RLlib's own bookkeeping, which it changes as it likes
+    # RLlib's own bookkeeping, which it changes itself
     *("_is_frozen", "_validate_config", "policies", "simple_optimizer", "_prior_exploration_config"),
 }
-"""RLlib's settings that our algorithms read, or that RLlib's part of them does."""
+"""RLlib settings used by our algorithms, or by the parts of RLlib that they use."""
 
 
 class Unset(float):
-    """RLlib's default of a hyperparameter that is not set; setting the same number counts as set."""
+    """RLlib's default of a hyperparameter that was not set; setting the same number counts as set."""
 
 
 class BaseConfig(AlgorithmConfig):
-    """An RLlib config with a task and its envs. Ours hold frozen config sections, which a sweep may replace.
+    """An RLlib config with a task and its envs. Subclasses hold frozen config sections, which a sweep may replace.
 
     Args:
-        algo_class: the algorithm; None for a config that is only compared with others and never built.
-        runner: what plays.
+        algo_class: class of the algorithm; None for a config that is only used for comparison and never built.
+        runner: class of the env runners.
     """
 
     own_settings: ClassVar[str] = ".learning(...)"
-    """How our hyperparameters are set, for messages."""
+    """Call that sets our hyperparameters, for messages."""
     taken_settings: ClassVar[tuple[str, ...]] = ()
-    """RLlib's own hyperparameters that the algorithm takes over."""
+    """RLlib's own hyperparameters that the algorithm uses."""
 
     def __init__(self, algo_class: type[Algorithm] | None, runner: type[EnvRunner]) -> None:
         super().__init__(algo_class)
@@ -96,30 +95,30 @@ class BaseConfig(AlgorithmConfig):
         self.env_runner_cls = runner
         self.num_env_runners = self.num_learners = 0
         self.create_local_env_runner = True
-        self.merge_env_runner_states = self.broadcast_env_runner_states = False  # there are no connectors
+        self.merge_env_runner_states = self.broadcast_env_runner_states = False  # we use no connectors
         self.delay_between_env_runner_restarts_s = self.env_runner_health_probe_timeout_s = 1.0
-        self.env_runner_restore_timeout_s = 300.0  # longest wait for one when all are lost
+        self.env_runner_restore_timeout_s = 300.0  # maximum wait for an env runner when all are lost
         self.min_time_s_per_iteration = None
-        self.sample_timeout_s = 600.0  # of a single step, chunk or reset; a runner that takes longer is replaced
+        self.sample_timeout_s = 600.0  # for a single step, chunk or reset; a runner that takes longer is replaced
         self.log_level = _QUIET
         self._dont_auto_sync_env_runner_states = True
 
     def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
-        """Chooses what is learned.
+        """Sets the task and its envs.
 
         Args:
-            task: name in `rlvlm.envs.registry`, of a kind that the algorithm plays.
-            env_settings: rules, robot, length of episodes and number of envs; by default the task's own.
+            task: name in `rlvlm.envs.registry`, of a kind that the algorithm supports.
+            env_settings: settings such as rules, robot, episode length and number of envs; by default the task's own.
         """
         if task not in (UNCHANGED, "") and env_settings is UNCHANGED:
             env_settings = task_env(task)
         return self._take(task=task, env_settings=env_settings)
 
     def validate(self) -> None:
-        """Checks what can be checked before anything starts.
+        """Checks everything that can be checked before anything starts.
 
         Raises:
-            ValueError: says which setting is wrong and what to do.
+            ValueError: a setting is wrong; the message says which and what to do.
         """
         with quiet_rllib():
             super().validate()
@@ -127,11 +126,11 @@ class BaseConfig(AlgorithmConfig):
             raise ValueError("no task was chosen; call .envs(task=...), `rlvlm check-task --list` has their names")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed!r}; runs repeat, so there is no random one")
-        if not self.in_evaluation:  # RLlib's own copy, which it changes as it likes; no run uses it
+        if not self.in_evaluation:  # RLlib's own copy, which it changes itself and no run uses
             reject_unused_settings(self)
 
     def build_algo(self, *arguments: Any, **settings: Any) -> Algorithm:
-        """The algorithm, as RLlib builds it; what RLlib logs from then on is up to `log_level`, if that was chosen."""
+        """Builds the algorithm through RLlib; its later logging follows `log_level`, if that was set."""
         with quiet_rllib():
             algorithm = super().build_algo(*arguments, **settings)
         if self.log_level != _QUIET:
@@ -146,12 +145,12 @@ class BaseConfig(AlgorithmConfig):
 
 
 def reject_unused_settings(config: BaseConfig) -> None:
-    """Raises unless every RLlib setting that the user changed is also used.
+    """Raises unless every RLlib setting that the user changed has an effect.
 
     Raises:
-        ValueError: a setting differs from a fresh config and would be ignored; says what to set instead.
+        ValueError: a setting differs from a fresh config and would be ignored; the message says what to set instead.
     """
-    # compared with a fresh config of ours and not with RLlib's: we have set some of these ourselves
+    # compared with a fresh config of ours rather than RLlib's, because we changed some defaults
     make: Any = type(config)
     fresh = make()
     used = {*_USED_SETTINGS, *config.taken_settings, *(f"callbacks_{name}" for name in _USED_CALLBACKS)}
@@ -166,7 +165,7 @@ def reject_unused_settings(config: BaseConfig) -> None:
                 "evaluations are whole episodes in this process, by .evaluation(evaluation_interval=..., "
                 "evaluation_duration=...)"
             )
-    # methods of a callback class: one that is overridden is meant to be called
+    # methods of a callback class: an overridden one is meant to be called
     classes = config.callbacks_class if isinstance(config.callbacks_class, list) else [config.callbacks_class]
     for name in sorted(name for name in dir(RLlibCallback) if name.startswith("on_") and name not in _USED_CALLBACKS):
         if any(getattr(each, name, None) is not getattr(RLlibCallback, name) for each in classes):
@@ -181,29 +180,29 @@ def _reject_callback(name: str) -> NoReturn:
 
 
 class BaseAlgorithm(Algorithm):
-    """Everything of RLlib's life cycle that stands on `save_checkpoint`, `load_checkpoint` and `evaluate_policy`, and
-    what a run asks for besides, which is all that the run's loop knows of an algorithm: it is trained in rounds, looked
-    at, saved, and gone on with. A continuation is exact: after `load_checkpoint` all but wall-clock time repeats to the
-    bit. Evaluations and checkpoints come between rounds, so a round lasts seconds.
+    """RLlib's life cycle on top of `save_checkpoint`, `load_checkpoint` and `evaluate_policy`, and the methods of the
+    run loop, which needs nothing else of an algorithm: it is trained in rounds, evaluated, saved and resumed. Resuming
+    is exact: after `load_checkpoint` everything but wall-clock time repeats to the bit. Evaluations and checkpoints
+    happen between rounds, so a round lasts seconds.
 
-    A state is a whole checkpoint: what `get_state` returns and what `save_to_path` writes are the same files.
+    A state is a whole checkpoint: `get_state` returns the same files that `save_to_path` writes.
     """
 
     config: Any
     _stats: TrainingStats
     _viewer: Any
-    """An env that only draws; it is not played."""
+    """An env that only draws; it is never stepped."""
     runners: Any = None
-    """The group of runners that act, where the algorithm has one."""
+    """Group of env runners, if the algorithm has one."""
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Builds what RLlib builds; called by RLlib.
+        """Builds the parts that RLlib builds; called by RLlib.
 
-        RLlib asks its first env runner for the spaces, once, and raises an IndexError where that call is lost or the
-        runner dies as it begins. Then it builds again, with new runners, which begin as those did.
+        RLlib asks its first env runner for the spaces, once, and raises an IndexError if that call is lost or the
+        runner dies as it starts. In that case the build is repeated with new runners, which start like the first ones.
 
         Raises:
-            MachineError: no try got an answer.
+            MachineError: no attempt got an answer.
         """
         PIXELS.register(self)
         for number in range(_SET_UP_TRIES):
@@ -212,7 +211,7 @@ class BaseAlgorithm(Algorithm):
             except IndexError:
                 group = self.env_runner_group
                 if group is None or self.spaces is not None:
-                    raise  # not ours
+                    raise  # not the error handled here
                 group.stop()
                 logger.warning("set-up, try %d of %d: the first env runner was lost", number + 1, _SET_UP_TRIES)
         raise MachineError(
@@ -222,72 +221,72 @@ class BaseAlgorithm(Algorithm):
 
     @property
     def env_steps(self) -> int:
-        """Env steps so far, of all envs together; those of demonstrations do not count."""
+        """Env steps so far, of all envs together, without those of demonstrations."""
         return self._stats.env_steps
 
     def prepare(self, log: Callable[[str], None]) -> bool:
         """Runs before the first round of a new run: does nothing unless there is a supervised start.
 
         Args:
-            log: takes a line on what is being done now.
+            log: receives progress messages.
 
         Returns:
-            Whether there is something to look at already: the run then evaluates the policy at step 0 and saves it.
+            Whether the policy was trained already: the run then evaluates it at step 0 and saves it.
         """
         return False
 
     def flush_pending(self) -> None:
-        """Learns from rollouts that are under way, where there are any: called before an evaluation or a checkpoint, so
-        that both are of one moment.
+        """Learns from running rollouts, if there are any: called before an evaluation or a checkpoint, so that both are
+        of the same moment.
         """
 
     def finish(self) -> None:
-        """Waits for answers that are still to come; called once, after the last round."""
+        """Waits for outstanding answers; called once, after the last round."""
 
     def drain_records(self) -> list[Any]:
-        """Questions and answers since the last call; the run's pipeline knows how to write it down."""
+        """Returns questions and answers since the last call, which the run's pipeline writes to its logs."""
         raise NotImplementedError("each algorithm asks others about something else")
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
-        """Episodes of the present policy on the true task."""
+        """Evaluates the present policy on the true task."""
         raise NotImplementedError("each algorithm has its own player")
 
     def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
-        """The first of the last evaluation's episodes, about to be filmed: with what the reward source makes of each
-        moment, where it was not asked when they were played.
+        """Returns the first of the last evaluation's episodes, for videos, with the reward source's rewards for each
+        moment, if it was not asked when they were played.
 
         Raises:
-            JudgeUnavailable: it does not answer.
+            JudgeUnavailable: the judge does not answer.
         """
         return list(episodes)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the side wanted, for envs that have no size."""
+        """Returns images [N, H, W, 3] of `snapshots` [N, S]; `size_px` is the wanted side, for envs without a size."""
         return self._viewer.draw(snapshots)
 
     @property
     def image_note(self) -> str:
-        """Images kept of an env that cannot draw its past again, and their size, in words; else empty."""
+        """Returns number and size of stored images of an env that cannot draw its past again, as text; else empty."""
         if self._viewer.pixels is None:
             return ""
         self._viewer.reset(seed=self.config.seed)  # measured on an image
         return f"{self.config.task}: {self._viewer.pixels.note}"
 
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """The same as `draw`, as the judge is shown it."""
+        """Draws like `draw`, but as the judge sees it."""
         return self.draw(snapshots, size_px)
 
     def paint_for_judge(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
-        """`image` [H, W, 3] of `draw_for_judge` with the hand's path through the moments `path` [P, S]."""
+        """Draws on `image` [H, W, 3] of `draw_for_judge` the hand's path through the moments `path` [P, S]."""
         return self._viewer.draw_path(image, path)
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.core.metrics`."""
+        """Returns the newest metrics by their names in `rlvlm.core.metrics`."""
         return self._stats.report()
 
     def log_round(self) -> None:
-        """Hands a round's numbers to RLlib; `score` is always there and always finite, as Tune requires."""
-        # under the name by which RLlib and Tune know env steps, e.g. in a stopping rule
+        """Passes a round's metrics to RLlib; `score` is always there and always finite, as Tune requires."""
+        # under RLlib's and Tune's name for env steps, e.g. for a stopping rule
         steps, report = (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), self.report()
         self.metrics.log_value(steps, self._stats.take_new_steps(), reduce="lifetime_sum", with_throughput=True)
         for name, value in report.items():
@@ -295,7 +294,7 @@ class BaseAlgorithm(Algorithm):
         self.metrics.log_value("score", report.get(metrics.TRAIN_EPISODE_SUCCESS, 0.0), window=1)
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Takes env runners back in that were lost and have been started again; RLlib asks before every round."""
+        """Takes back env runners that were lost and restarted; RLlib calls it before every round."""
         return [] if self.runners is None else self.runners.revive()
 
     def cleanup(self) -> None:
@@ -305,10 +304,10 @@ class BaseAlgorithm(Algorithm):
         PIXELS.release(self)
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """`config.evaluation_duration` episodes of the present policy; training does not notice.
+        """Runs `config.evaluation_duration` episodes of the present policy, without any effect on training.
 
         Returns:
-            Under RLlib's names: mean return and number of episodes; beside them `success_rate` and our own metrics.
+            Under RLlib's names: mean return and number of episodes; besides them `success_rate` and our own metrics.
         """
         self._call_back("on_evaluate_start")
         evaluation = self.evaluate_policy(self.config.evaluation_duration)
@@ -326,10 +325,10 @@ class BaseAlgorithm(Algorithm):
     def get_state(
         self, components: Any = None, *, not_components: Any = None, **kwargs: Any
     ) -> dict[str, dict[str, bytes]]:
-        """The files of a checkpoint, by their names.
+        """Returns the files of a checkpoint, by name.
 
         Raises:
-            UsageError: only some components were asked for.
+            UsageError: only some components were requested.
         """
         if components is not None or not_components is not None:
             raise UsageError("the state is one piece and has no components", "call get_state() without any")
@@ -342,7 +341,7 @@ class BaseAlgorithm(Algorithm):
         """Restores what `get_state` returned.
 
         Raises:
-            CorruptCheckpoint: it is damaged.
+            CorruptCheckpoint: the state is corrupt.
         """
         with TemporaryDirectory() as folder:
             for name, content in state["checkpoint"].items():
@@ -355,7 +354,7 @@ class BaseAlgorithm(Algorithm):
         """Saves a checkpoint in the folder `path`, by default a new one; returns the folder.
 
         Raises:
-            UsageError: something else than the present state is to be saved, or not on a disk of this machine.
+            UsageError: something other than the present state is to be saved, or not on a local disk.
         """
         if kwargs.get("state") is not None or kwargs.get("filesystem") is not None:
             raise UsageError("only the present state is saved, on a disk", "call save_to_path(folder)")
@@ -365,11 +364,11 @@ class BaseAlgorithm(Algorithm):
         return str(folder)
 
     def restore_from_path(self, path: Any, **kwargs: Any) -> None:
-        """Goes on from what `save_to_path` or `save_checkpoint` wrote, with the same config.
+        """Resumes from a folder of `save_to_path` or `save_checkpoint`, with the same config.
 
         Raises:
-            CorruptCheckpoint: it is damaged.
-            UsageError: only a component is to be restored, or not from a disk of this machine.
+            CorruptCheckpoint: the checkpoint is corrupt.
+            UsageError: only a component is to be restored, or not from a local disk.
         """
         if kwargs.get("component") is not None or kwargs.get("filesystem") is not None:
             raise UsageError("the state is one piece, on a disk", "call restore_from_path(folder)")
@@ -377,10 +376,10 @@ class BaseAlgorithm(Algorithm):
 
     @classmethod
     def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: a checkpoint holds no config, since nothing is pickled and a config holds functions.
+        """Always refuses: a checkpoint has no config, because nothing is pickled and a config contains functions.
 
         Raises:
-            UsageError: always, with what to do.
+            UsageError: always, with the fix.
         """
         raise UsageError(
             f"a checkpoint of {cls.__name__} holds no config, since nothing is pickled",
@@ -389,7 +388,7 @@ class BaseAlgorithm(Algorithm):
         )
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Any:
-        """The networks that are trained, as an `RLModule`; None for another name than the default."""
+        """Returns the trained networks as an `RLModule`; None for another name than the default."""
         learners: Any = self.learner_group  # RLlib's types want a function of two
 
         def module(learner: Any) -> Any:
@@ -411,11 +410,11 @@ class BaseAlgorithm(Algorithm):
 
 
 class BaseRunner(EnvRunner):
-    """An env runner whose policy, settings and random numbers come with each call of our own.
+    """An env runner that receives policy, settings and random numbers with each of our calls.
 
     Args:
-        config: of the algorithm.
-        worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and more that is not used.
+        config: config of the algorithm.
+        worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and more that is unused.
     """
 
     config: Any
@@ -427,22 +426,22 @@ class BaseRunner(EnvRunner):
             start_heartbeat()
 
     def branch(self, restart: int) -> tuple[int, ...]:
-        """Which runner this is, and how often it was replaced: what its random numbers branch off by. The learner's
-        process and the first actor are one, and empty: a run with one actor plays what a run without any would play.
+        """Returns the runner's identity and restart count, from which its random numbers branch off. It is empty for
+        both the learner's process and the first actor: a run with one actor plays the same as a run without any.
         """
         own = max(self.worker_index - 1, 0), restart
         return own if any(own) else ()
 
     def assert_healthy(self) -> None:
-        """Nothing to check: a runner either lives or has raised."""
+        """Checks nothing: a runner either lives or has raised."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """RLlib sends weights and connectors here; ours come with a turn, and there are no connectors."""
+        """Does nothing: RLlib sends weights and connectors here; our weights come with each call."""
 
 
 @contextmanager
 def quiet_rllib() -> Iterator[None]:
-    """While RLlib checks and builds it warns of its own ways; users cannot act on that. Afterwards all is as before."""
+    """Silences RLlib's warnings about its own design while it checks and builds; users cannot act on them."""
     levels = {name: logging.getLogger(name).level for name in _NOISY_LOGGERS}
     try:
         for name in levels:

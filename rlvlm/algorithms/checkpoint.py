@@ -1,10 +1,10 @@
-"""A state tree on disk: numbers and words as JSON, arrays as npz, the policy as safetensors. Nothing is pickled.
+"""A state tree on disk: numbers and strings as JSON, arrays as npz, the policy as safetensors. Nothing is pickled.
 
-A state tree is what `get_state` methods return: dicts with string keys and lists, with arrays, numbers,
-strings, booleans or None at the leaves. The folder appears under its name only once it is complete and on disk, and
-every file in it carries a SHA-256 that is verified before anything is restored.
+A state tree, as returned by `get_state` methods, consists of dicts with string keys and lists, with arrays, numbers,
+strings, booleans or None at the leaves. The folder gets its name only once it is complete and on disk, and every file
+in it has a SHA-256 that is verified before anything is restored.
 
-torch is loaded to read or write weights, not to look for a sound checkpoint.
+torch is loaded to read or write weights, not to search for an intact checkpoint.
 """
 
 import hashlib
@@ -24,51 +24,51 @@ from rlvlm.core.disk import replace_folder, sync_tree
 from rlvlm.core.errors import FULL, MachineError, ModelUnavailable, NumericsError, RunError
 from rlvlm.core.foreign import open_regular, read_arrays
 
-if TYPE_CHECKING:  # --help reads this module's errors and waits for neither
+if TYPE_CHECKING:  # --help imports this module's errors and should wait for neither
     import numpy as np
     import torch
 
 POLICY_FILE = "policy.safetensors"
-"""The policy's weights alone, for evaluation and sharing."""
+"""File of the policy's weights alone, for evaluation and sharing."""
 _STATE, _ARRAYS, _CARD = "state.json", "arrays.npz", "policy.json"
 _FILES = (_STATE, _ARRAYS, POLICY_FILE, _CARD)
 _PIXELS = "pixels.bin"
-"""The images of the tree's snapshots, of an env that cannot draw its past again."""
+"""File with the images of the tree's snapshots, for an env that cannot draw its past again."""
 _ARRAY_MARK = "__array__"
 MANIFEST = "manifest.json"
 _OLDER = "`rlvlm resume` goes on from the newest sound checkpoint of the run; others can be named as its folder"
 
 
 class CorruptCheckpoint(RunError):  # noqa: N818 - named for what is found
-    """A checkpoint's file is missing or differs from what was written."""
+    """A checkpoint's file is missing or has changed since it was written."""
 
     exit_code = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFile:
-    """A policy's weights, and what it takes to build the network that they belong to."""
+    """A policy's weights, and the arguments to rebuild its network."""
 
     kind: str
     """Name of its builder, e.g. `squashed_gaussian`."""
     weights: Mapping[str, "torch.Tensor"]
-    """By name, as in a `state_dict`."""
+    """Weights by name, as in a `state_dict`."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the builder, as JSON."""
+    """Further arguments of the builder, JSON-able."""
 
 
 def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: Any = None) -> None:
-    """Writes `tree` and the policy into `folder`, which appears complete or not at all.
+    """Writes `tree` and the policy into `folder`, atomically.
 
-    Images that were kept of envs which cannot draw their past again go with it, as far as the tree has their snapshots;
-    of the others those are dropped that are older than the checkpoint before and needed by no other `owner`.
+    Stored images of envs that cannot draw their past again are written with it if the tree has their snapshots; of the
+    others, those older than the previous checkpoint and needed by no other `owner` are dropped.
 
-    A checkpoint of the same name is replaced only after the new one is on disk. Arrays go to the disk one by one: no
-    second copy of a replay is made in memory.
+    A checkpoint of the same name is replaced only after the new one is on disk. Arrays are written one by one, without
+    a second copy of a replay in memory.
 
     Raises:
         NumericsError: a weight of the policy is not finite.
-        MachineError: the disk is full or cannot be written; what was there before is untouched.
+        MachineError: the disk is full or cannot be written; previous files are unchanged.
     """
     if odd := [name for name, value in policy.weights.items() if not bool(value.isfinite().all())]:
         raise NumericsError(
@@ -80,7 +80,7 @@ def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: Any
 
     from rlvlm.envs.pixels import PIXELS
 
-    # beside the folder and not in it: a rename within one file system is all or nothing
+    # beside the folder rather than in it: a rename within one file system is atomic
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
     arrays: dict[str, np.ndarray] = {}
@@ -114,14 +114,14 @@ def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
     """Writes a safetensors file.
 
     Raises:
-        OSError: the disk refused; raised in place of safetensors' own error.
+        OSError: writing failed; replaces safetensors' own error.
     """
     from safetensors.torch import save_file
 
     try:
         save_file(dict(weights), file)
     except SafetensorError as error:
-        # "No space left on device (os error 28)": the number stands in the text alone
+        # "No space left on device (os error 28)": the number is only in the text
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -129,16 +129,16 @@ def write_tensors(weights: Mapping[str, "torch.Tensor"], file: Path) -> None:
 
 
 def load_tree(folder: Path) -> dict[str, Any]:
-    """The tree that was saved in `folder`; the images of its snapshots are kept from now on.
+    """Loads the tree saved in `folder`; the images of its snapshots are stored from now on.
 
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, or never was of a checkpoint.
+        CorruptCheckpoint: a file is missing, has changed since it was written, or is not of a checkpoint.
     """
     folder = Path(folder)
     digests = _digests(folder)
     for name, digest in digests.items():
         check_file(folder / name, digest)
-    # digests only say that the files are as they were written, not that we wrote them
+    # digests only prove that the files are unchanged, not that we wrote them
     with corrupt_if_unreadable(folder):
         if _PIXELS in digests:
             from rlvlm.envs.pixels import PIXELS
@@ -150,15 +150,15 @@ def load_tree(folder: Path) -> dict[str, Any]:
 
 
 def load_policy_file(folder: Path, kind: str = "") -> PolicyFile:
-    """The policy that was saved in `folder`; reads nothing else but the manifest.
+    """Loads the policy saved in `folder`; apart from it reads only the manifest.
 
     Args:
-        folder: of the checkpoint.
-        kind: that it must be of; empty takes any.
+        folder: folder of the checkpoint.
+        kind: required kind; empty accepts any.
 
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, never was of a checkpoint, or holds another
-            kind of policy.
+        CorruptCheckpoint: a file is missing, has changed since it was written, is not of a checkpoint, or contains
+            another kind of policy.
     """
     from safetensors.torch import load_file as load_safetensors
 
@@ -181,28 +181,28 @@ def corrupt_if_unreadable(
     holds: str = "checkpoint of ours",
     fix: str = "use a checkpoint that rlvlm wrote; nothing of this one was run",
 ) -> Iterator[None]:
-    """Names a checkpoint whose files are as the manifest says and still make no sense: another program's, or an attack.
+    """Reports checkpoints with valid digests but unusable content: another program's, or an attack.
 
     Args:
-        folder: that is read inside.
+        folder: folder that is read in the context.
         holds: its expected content, for the message.
         fix: what to do.
 
     Raises:
-        CorruptCheckpoint: whatever went wrong inside.
-        ModelUnavailable: as it was raised: a large model is missing to which the checkpoint belongs.
+        CorruptCheckpoint: any error raised in the context.
+        ModelUnavailable: passed on unchanged: the large model that the checkpoint belongs to is missing.
     """
     try:
         yield
     except ModelUnavailable:
         raise
-    except Exception as error:  # strange files break readers and networks in any way, from JSON and zip to torch
+    except Exception as error:  # foreign files break readers and networks in many ways, from JSON and zip to torch
         reason = " ".join(str(error).split())[:200]
         raise CorruptCheckpoint(f"{folder} holds no {holds}: {type(error).__name__} {reason}", fix) from error
 
 
 def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
-    """A JSON-able copy of `node` whose arrays are moved into `arrays` under their path."""
+    """Returns a JSON-able copy of `node` whose arrays are moved into `arrays` under their path."""
     import numpy as np
 
     if isinstance(node, dict):
@@ -212,7 +212,7 @@ def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
         return [_flatten(value, f"{path}/{index}", arrays) for index, value in enumerate(node)]
     if hasattr(node, "detach"):  # a tensor
         node = node.detach().cpu().numpy()
-    if isinstance(node, np.generic):  # a number of numpy's, which JSON does not know
+    if isinstance(node, np.generic):  # a NumPy scalar, which JSON cannot encode
         node = node.item()
     if isinstance(node, np.ndarray):
         assert node.dtype != object, f"a state tree holds no arrays of objects, got one at {path}"
@@ -223,7 +223,7 @@ def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
 
 
 def _unflatten(node: Any, arrays: Any) -> Any:
-    """The tree of which `_flatten` made `node` and `arrays`; tuples come back as lists."""
+    """Rebuilds the tree from `_flatten`'s results; tuples become lists."""
     if isinstance(node, list):
         return [_unflatten(value, arrays) for value in node]
     if not isinstance(node, dict):
@@ -234,7 +234,7 @@ def _unflatten(node: Any, arrays: Any) -> Any:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The manifest.
+    """Reads the manifest.
 
     Raises:
         CorruptCheckpoint: it is missing, or lists something else.
@@ -246,16 +246,16 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:
-    """Writes down the files `names` of `folder` as they are now; the caller syncs."""
+    """Writes a manifest of the files `names` in `folder`; the caller syncs."""
     (folder / MANIFEST).write_text(json.dumps({name: _digest(folder / name) for name in names}, indent=1))
 
 
 def read_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 by name of the files that `folder` was written with.
+    """Returns SHA-256 by name of the files that `folder` was written with.
 
     Args:
-        folder: of the manifest.
-        names: files that must be listed; others are listed in a folder that another program has written.
+        folder: folder of the manifest.
+        names: files that must be listed; others are listed if another program wrote the folder.
 
     Raises:
         CorruptCheckpoint: there is no manifest, or it lists other files.
@@ -273,7 +273,7 @@ def read_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_file(path: Path, digest: str) -> None:
-    """Raises unless the file at `path` is the one that was written.
+    """Raises unless the file at `path` is unchanged since it was written.
 
     Raises:
         CorruptCheckpoint: it is missing, or its content differs.
@@ -287,10 +287,10 @@ def check_file(path: Path, digest: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises unless every file that the manifest of `folder` lists is there as it was written.
+    """Raises unless every file listed in the manifest of `folder` is unchanged.
 
     Raises:
-        CorruptCheckpoint: says which is not.
+        CorruptCheckpoint: a file is not; the message names it.
     """
     for name, digest in read_manifest(folder, ()).items():
         check_file(folder / name, digest)

@@ -1,12 +1,12 @@
-"""Heartbeats: processes that others wait for say once a second that they live, and how far they have come.
+"""Heartbeats: processes that others wait for report once a second that they live, and their progress.
 
-A call to an actor has no time limit, since a rollout may honestly take an hour. Instead `ended` looks at heartbeats
+A call to an actor has no time limit, because a rollout may legitimately take an hour. Instead `ended` checks heartbeats
 while it waits: none for `MAX_SILENCE_S` means that the process is stopped (SIGSTOP, a debugger, a frozen machine), and
-heartbeats without progress mean that it hangs. A process that dies Ray reports by itself.
+heartbeats without progress mean that it hangs. Ray itself reports a process that dies.
 
-Heartbeats come from a thread of the process, so that the work keeps its own (a GL context belongs to one thread), and
-lie in Ray's key-value store: RLlib makes the actors of runners and learners, and leaves no place for a method that
-answers beside the work.
+Heartbeats are sent by a separate thread, so that the work keeps its own (a GL context belongs to one thread), and are
+stored in Ray's key-value store: RLlib makes the actors of runners and learners, and leaves no place for a method that
+answers during the work.
 """
 
 import itertools
@@ -34,23 +34,23 @@ _PERIOD_S = 1.0
 _NAMESPACE = "rlvlm-heartbeats"
 
 _beating = threading.Lock()
-"""Held for good by the thread that sends this process's heartbeats."""
+"""Lock held forever by the thread that sends this process's heartbeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """Returned by `ended` in place of an answer that does not come."""
+    """Result of `ended` in place of an answer that will not come."""
 
     what: str
-    """The process, its node and what is wrong with it, as the end of a sentence: "(process 7 on 10.0.0.2) is gone"."""
+    """The process, its node and its fault, as the end of a sentence: "(process 7 on 10.0.0.2) is gone"."""
     fix: str
-    """Advice for the user."""
+    """Fix to suggest to the user."""
     is_gone: bool
-    """Whether the process has ended; one that is stopped or hangs is still there, with all that it holds."""
+    """Whether the process has ended; one that is stopped or hangs still holds its resources."""
 
 
 def start_heartbeat() -> None:
-    """Has this process send heartbeats from now on, where it is an actor's; calls after the first do nothing."""
+    """Starts this process's heartbeats if it is an actor's; later calls do nothing."""
     actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
     if actor_id is None or not _beating.acquire(blocking=False):
         return
@@ -69,12 +69,12 @@ def start_heartbeat() -> None:
             time.sleep(_PERIOD_S)
             send(number)
 
-    send(0)  # here: once this returns the process is watched, however soon it is stopped
+    send(0)  # here: once this returns the process is monitored, however soon it is stopped
     threading.Thread(target=keep_sending, daemon=True, name="heartbeat").start()
 
 
 class _Watch:
-    """State of an actor's process, while it is waited for."""
+    """State of an actor's process while it is waited for."""
 
     def __init__(self, actor_id: str) -> None:
         self._actor_id = actor_id
@@ -82,15 +82,15 @@ class _Watch:
         self._silent_s = self._still_s = 0.0
 
     def look(self, passed_s: float, max_still_s: float | None) -> Lost | None:
-        """The fault of the process, `passed_s` seconds after the last look; None while it is well."""
+        """Returns the fault of the process, `passed_s` seconds after the last check; None if it is healthy."""
         beat = _heartbeat(self._actor_id)
-        if beat is None:  # it has not begun to send any, or Ray's head does not answer
+        if beat is None:  # it has not sent any yet, or Ray's head does not answer
             return None
         before, self._beat = self._beat or beat, beat
         self._silent_s = 0.0 if beat[:2] != before[:2] else self._silent_s + passed_s
         if beat[2] != before[2]:
             self._still_s = 0.0
-            count_progress()  # waiting for a process that works is no hang either
+            count_progress()  # waiting for a working process counts as progress
         else:
             self._still_s += passed_s
         if self._silent_s >= MAX_SILENCE_S:
@@ -111,11 +111,11 @@ class _Watch:
 
 
 def ended(calls: Iterable[ray.ObjectRef], max_still_s: float | None = None) -> Iterator[tuple[ray.ObjectRef, Any]]:
-    """Calls to actors as they end, each with its answer, the exception that it raised, or `Lost` where none will come.
+    """Yields calls to actors as they end, each with its answer, the exception it raised, or `Lost`.
 
     Args:
-        calls: to methods of actors that have called `start_heartbeat`; others are waited for without a limit.
-        max_still_s: seconds without `count_progress` after which a process that lives counts as hung; None: never.
+        calls: calls to methods of actors that have called `start_heartbeat`; others are waited for without a limit.
+        max_still_s: seconds without `count_progress` after which a living process counts as hung; None: no limit.
     """
     waiting = {call: _Watch(_actor_of(call)) for call in calls}
     last = time.monotonic()
@@ -125,17 +125,18 @@ def ended(calls: Iterable[ray.ObjectRef], max_still_s: float | None = None) -> I
             del waiting[call]
             try:
                 answer = ray.get(call)
-            except (RayActorError, NodeDiedError, ObjectLostError) as error:  # or its answer lay on a node that is gone
+            except (RayActorError, NodeDiedError, ObjectLostError) as error:  # or its answer was on a node that is gone
                 what = f"{process_of(call)} is gone: {type(error).__name__}"
                 answer = Lost(what=what.strip(), fix="look for what ends it (memory?)", is_gone=True)
-            except Exception as error:  # the caller knows what to do before it is raised
+            except Exception as error:  # the caller decides what to do before it is raised
                 answer = error
             yield call, answer
         if (passed_s := time.monotonic() - last) < _PERIOD_S:
             continue
         last += passed_s
         for call, watch in list(waiting.items()):
-            # capped: while this process was itself stopped, or Ray's head did not answer, others were not silent
+            # capped: time in which this process was itself stopped, or Ray's head did not answer, is no silence of
+            # others
             lost = watch.look(min(passed_s, 2 * _PERIOD_S), max_still_s)
             if lost is not None:
                 del waiting[call]
@@ -143,16 +144,16 @@ def ended(calls: Iterable[ray.ObjectRef], max_still_s: float | None = None) -> I
 
 
 class StoppedActors:
-    """Ends actors whose process is stopped, where they are waited for without `ended`; Ray then says that they died."""
+    """Ends actors whose process is stopped, for waits without `ended`; Ray then reports their death."""
 
     def __init__(self) -> None:
         self._watches: dict[str, _Watch] = {}
         self._last = time.monotonic()
 
     def end(self, actors: Mapping[str, Any]) -> dict[str, Lost]:
-        """The faults of those that were ended now, by the names that `actors`, which run at present, are given by.
+        """Ends stopped actors and returns their faults by name; `actors` are those running now.
 
-        At most one look a second; between two looks it returns at once.
+        Checks at most once a second; in between it returns at once.
         """
         if (passed_s := time.monotonic() - self._last) < _PERIOD_S:
             return {}
@@ -169,34 +170,34 @@ class StoppedActors:
 
 
 def process_of(call: ray.ObjectRef) -> str:
-    """The process that a call went to, with its node and GPU, in brackets; empty before its first heartbeat."""
+    """Returns the process that a call went to, with its node and GPU, in brackets; empty before its first heartbeat."""
     beat = _heartbeat(_actor_of(call))
     return f"({beat[0]})" if beat else ""
 
 
 class Replacements:
-    """Replaces processes that are stopped or hang, each once without a result in between: more often, a piece of work
-    that is too long, or a process that always hangs, would be begun again for ever.
+    """Replaces processes that are stopped or hang, each at most once without a result in between: otherwise work that
+    takes too long, or a process that always hangs, would be restarted for ever.
 
     Args:
-        name: of such a process, e.g. "env runner".
-        setting: how many there are, for the message.
+        name: kind of process, e.g. "env runner".
+        setting: setting of their number, for the message.
     """
 
     def __init__(self, name: str, setting: str) -> None:
         self._name, self._setting = name, setting
         self._replaced: set[int] = set()
-        """Numbers of those that have brought nothing since."""
+        """Numbers of processes without a result since their replacement."""
 
     def note_result(self, number: int) -> None:
-        """Notes that process `number` has brought something."""
+        """Records that process `number` has returned a result."""
         self._replaced.discard(number)
 
     def replace(self, number: int, actor: Any, lost: Lost) -> None:
-        """Warns that process `number` is lost and ends it where it is still there; Ray starts it again.
+        """Warns that process `number` is lost and ends it if it still exists; Ray restarts it.
 
         Raises:
-            MachineError: it was replaced before, and has brought nothing since.
+            MachineError: it was replaced before, without a result since.
         """
         is_again = not lost.is_gone and number in self._replaced
         if not lost.is_gone:
@@ -217,7 +218,7 @@ def _actor_of(call: ray.ObjectRef) -> str:
 
 
 def _heartbeat(actor_id: str) -> list[Any] | None:
-    """Where a process is, the number of its newest heartbeat and its progress then; None where nothing is known."""
+    """Returns a process's location, newest heartbeat number and progress; None if nothing is known."""
     try:
         content = _internal_kv_get(actor_id, namespace=_NAMESPACE)
     except RayError:

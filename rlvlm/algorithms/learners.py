@@ -1,8 +1,8 @@
-"""The learners of an algorithm: RLlib's, handed what they learn from, in this process or as actors that step together.
+"""The learners of an algorithm: RLlib's, given their data by us, in this process or as actors that step together.
 
-Several learners hold equal weights and the same rollout. Each goes through its share of a minibatch, weighted by what
-it counts in the whole; the gradients are summed over all of them, and each takes the same step. So several learners
-have the gradient of one, however uneven their shares are. `sharding` is for a policy that no single GPU holds.
+Several learners hold equal weights and the same rollout. Each processes its share of a minibatch, weighted by its part
+of the whole; gradients are summed over all of them, and each takes the same step. So several learners have the gradient
+of one, however uneven their shares. `sharding` is for a policy too large for any single GPU.
 """
 
 import traceback
@@ -32,20 +32,20 @@ Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 
 _LAST_WORDS_S = 5.0
-"""Seconds that the other learners have to say what they met, once one has failed."""
+"""Seconds that the other learners have to report their errors, once one has failed."""
 
 
 class ManualLearner(TorchLearner):
-    """A learner that is handed what it learns from by the algorithm, and takes its own steps."""
+    """A learner that gets its data from the algorithm, and takes its own steps."""
 
     def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
-        """Nothing to register: the learner's own optimiser takes the steps."""
+        """Registers nothing: the learner's own optimiser takes the steps."""
 
     def _make_modules_ddp_if_necessary(self) -> None:
-        """Gradients are summed by `add_up_gradients`, so that shares may be uneven; RLlib's wrapper averages."""
+        """Does nothing: `add_up_gradients` sums gradients, so that shares may be uneven; RLlib's wrapper averages."""
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
-        """RLlib's own path from episodes to a loss, which our learners do not take.
+        """Refuses RLlib's own path from episodes to a loss, which our learners do not use.
 
         Raises:
             RuntimeError: always.
@@ -53,26 +53,26 @@ class ManualLearner(TorchLearner):
         raise RuntimeError(f"{type(self).__name__} is handed what it learns from; call `learn`")
 
     def configure_torch(self, threads: int) -> None:
-        """Torch as this process needs it: `threads` CPU threads, and fresh memory left alone; heartbeats begin."""
+        """Configures torch: `threads` CPU threads, no filling of fresh memory; also starts heartbeats."""
         start_heartbeat()
         torch.set_num_threads(threads)
-        # RLlib asks torch for determinism, which also writes NaN to all fresh memory, a replay's at once.
+        # RLlib requests determinism from torch, which also writes NaN to all fresh memory, at once for a replay.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def own_learner_gpu(device: str) -> dict[str, Any]:
-    """RLlib's settings of the GPU of the learner in this process: none, or the one that `device` (auto, cpu or cuda)
-    means. With it a Tuner's trial reserves a GPU, and the learner, its replay and its batches lie there.
+    """Returns RLlib's settings for the GPU of the learner in this process: none, or the one that `device` (auto, cpu or
+    cuda) means. With it a Tuner's trial reserves a GPU for the learner, its replay and its batches.
 
     Raises:
-        ModelUnavailable: `cuda` is wanted and there is none here.
+        ModelUnavailable: `cuda` is requested and there is none here.
     """
     chosen = pick_device(device, "algo")
     return {"num_gpus_per_learner": int(chosen.type != "cpu"), "local_gpu_idx": chosen.index or 0}
 
 
 def use_assigned_gpu() -> None:
-    """Has the networks of this process lie on the GPU that Ray gave it; called in it before any is made. The run's own
+    """Places the networks of this process on the GPU that Ray assigned to it; called before any is made. The run's own
     process decides for itself.
     """
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
@@ -80,42 +80,42 @@ def use_assigned_gpu() -> None:
 
 
 class Learners(Generic[Learner]):
-    """All learners of an algorithm, as its own process sees them.
+    """All learners of an algorithm, seen from its own process.
 
     Args:
-        group: RLlib's.
+        group: RLlib's learner group.
         threads: CPU threads of torch in each learner's process.
     """
 
     def __init__(self, group: Any, threads: int) -> None:
         self._group = group
         self.local: Learner | None = None
-        """The one in this process; None where there are actors."""
+        """Learner in this process; None if the learners are actors."""
         if self._group.is_local:
             self.local = next(iter(self._group.foreach_learner(lambda learner: learner))).get()
         else:
             torch.set_num_threads(threads)
         self._failure: Exception | None = None
-        """Why the learners were ended."""
+        """Error for which the learners were ended."""
         self.call_all("configure_torch", threads)
 
     def call_all(self, method: str, *arguments: Any, first_alone: bool = False) -> list[Any]:
-        """What `method` (or a part's, as `imitator.train`) returned to each learner, the first's first; with
-        `first_alone` None for all others.
+        """Calls `method` (or a part's, as `imitator.train`) on all learners and returns the results, the first
+        learner's first; with `first_alone` None for all others.
 
         Raises:
-            MachineError: a learner is gone or stopped, or its GPU or its link to the others failed; the others are
-                ended, since they would wait for it.
-            Exception: whatever a learner raised.
+            MachineError: a learner is gone or stopped, or its GPU or its connection to the others failed; the others
+                were ended, because they would wait for it.
+            Exception: the error that a learner raised.
         """
         if self.local is not None:
             return [attrgetter(method)(self.local)(*arguments)]
-        if self._failure is not None:  # said again: what still calls them while it cleans up must not hide it
+        if self._failure is not None:  # raised again, so that later calls during cleanup do not hide it
             raise self._failure
-        sent = [ray.put(argument) for argument in arguments]  # once, however many learners read it
-        # what they are to look at of an env that cannot draw it again: its images go with episodes and demonstrations
+        sent = [ray.put(argument) for argument in arguments]  # stored once, however many learners read it
+        # images for an env that cannot draw its past again: they travel with episodes and demonstrations
         shown = [each for argument in arguments for each in (argument if isinstance(argument, list) else [argument])]
-        # an episode's own, for in its observations several moments may stand in a row
+        # an episode's own, because its observations may contain several moments in a row
         packed = PIXELS.pack(getattr(each, "snapshots", each.obs.snapshots) for each in shown if hasattr(each, "obs"))
         actors = self._group._worker_manager.actors()  # RLlib's own calls wait for all, whatever happens to one
         pixels = ray.put(packed) if packed else None
@@ -125,8 +125,8 @@ class Learners(Generic[Learner]):
         for ref, answer in ended(calls):
             answers[calls[ref]] = answer
             if isinstance(answer, (Lost, Exception)):
-                # The others are in the middle of a sum that never ends, for NCCL's half an hour: they are not waited
-                # for, but one that failed by itself says so now, and the cause may be its failure and not this one.
+                # The others are in a sum that never ends, or after NCCL's half an hour: they are not waited for. But
+                # one that failed on its own reports it now, and its failure may be the cause of this one.
                 rest = [ref for ref, number in calls.items() if number not in answers]
                 failed, _ = ray.wait(rest, num_returns=len(rest), timeout=_LAST_WORDS_S) if rest else ([], [])
                 answers |= {calls[ref]: answer for ref, answer in ended(failed)}
@@ -137,7 +137,7 @@ class Learners(Generic[Learner]):
         return [answers[number] for number in sorted(answers)]
 
     def _cause(self, answers: Mapping[int, Any], processes: Mapping[int, str]) -> Exception:
-        """The error of learners of which some failed: that of one that is gone, else of the first that raised."""
+        """Returns the error of failed learners: that of one that is gone, else of the first that raised."""
         others = "; the others were ended" if len(processes) > 1 else ""
         for number, answer in answers.items():
             if isinstance(answer, Lost):
@@ -161,11 +161,11 @@ class Learners(Generic[Learner]):
         return failure
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Result of `method` on the first learner; all of them run it, and the others' results are dropped."""
+        """Calls `method` on all learners and returns the result of the first."""
         return self.call_all(method, *arguments, first_alone=True)[0]
 
     def begin_as(self, policy: Any, bucket_bytes: int) -> None:
-        """Has learners that are actors begin as `policy`, fresh adapters too; the local one has it already."""
+        """Gives actors the weights of `policy`, including fresh adapters; the local learner has them already."""
         if self.local is None:
             self.call_all("take_weights", put_buckets(policy.trained_state(), bucket_bytes), policy.meta())
 
@@ -182,10 +182,10 @@ class Learners(Generic[Learner]):
 
 
 def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, first_alone: bool = False) -> Any:
-    """Runs in a learner's actor: what the method returned, or the exception that it raised. Of the images of
-    `PixelStore.pack` it keeps those of the newest call that brought some.
+    """Runs in a learner's actor: returns the method's result, or the exception that it raised. It keeps only the newest
+    images of `PixelStore.pack`.
 
-    Raised there, an exception would end the actor without saying why.
+    If raised there, an exception would end the actor without its cause.
     """
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     try:
@@ -193,31 +193,31 @@ def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, firs
             PIXELS.clear()
             PIXELS.unpack(ray.get(pixels))
         outcome = attrgetter(method)(learner)(*ray.get(list(arguments)))
-        return None if first_alone and rank else outcome  # billions of weights would travel once for each learner
+        return None if first_alone and rank else outcome  # billions of weights would be sent once for each learner
     except Exception as error:
         error.add_note(f"in learner {rank}:\n{traceback.format_exc()}")
         return error
 
 
 def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_runners: int = 0) -> None:
-    """Raises unless the config's number of learners is `wanted` and the cluster has resources for each.
+    """Raises unless the config has the `wanted` number of learners and the cluster the resources for each.
 
     Args:
-        config: with RLlib's numbers.
-        wanted: number of learners that the hyperparameters ask for.
+        config: config with RLlib's numbers.
+        wanted: number of learners requested by the hyperparameters.
         gpus_each: GPUs for each of them.
-        env_runners: number of processes that play.
+        env_runners: number of env runner processes.
 
     Raises:
         ValueError: RLlib has another number.
-        MachineError: the cluster has too few cores or GPUs; RLlib would wait for them without a word.
+        MachineError: the cluster has too few cores or GPUs; RLlib would wait for them silently.
     """
     if (config.num_env_runners, config.num_learners) != (env_runners, wanted):
         raise ValueError(
             f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
             f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
         )
-    if not (wanted and ray.is_initialized()):  # a config may be checked where no cluster is at hand
+    if not (wanted and ray.is_initialized()):  # a config may be checked without a cluster
         return
     has = ray.cluster_resources()
     for resource, each in (("GPU", gpus_each), ("CPU", 0.0 if gpus_each else 1.0)):
@@ -234,7 +234,7 @@ def _are_several() -> bool:
 
 
 def local_shard(rows: Tensor) -> Tensor:
-    """The part of `rows` [B] that this process's learner goes through: all of them where it is the only one.
+    """Returns this learner's share of `rows` [B]: all of them if it is the only one.
 
     Shares differ by a row at most; with fewer rows than learners some are empty.
     """
@@ -244,15 +244,15 @@ def local_shard(rows: Tensor) -> Tensor:
 
 
 def own_stream(rng: np.random.Generator) -> np.random.Generator:
-    """Random numbers of this learner alone, from what all have alike: `rng` itself where there is one."""
+    """Returns a generator of this learner's own, derived from the common `rng`; with one learner `rng` itself."""
     if not _are_several():
         return rng
-    (seed,) = rng.bit_generator.random_raw(1).tolist()  # the same in all learners, whose `rng` goes on alike
+    (seed,) = rng.bit_generator.random_raw(1).tolist()  # equal in all learners, and their `rng` advances equally
     return np.random.default_rng([seed, distributed.get_rank()])
 
 
 def all_reduce(numbers: Tensor) -> Tensor:
-    """`numbers` summed over all learners, the same to the bit in each; themselves where there is one."""
+    """Returns `numbers` summed over all learners, bit-identical in each; unchanged if there is only one."""
     if not _are_several():
         return numbers
     summed = numbers.clone()
@@ -261,14 +261,14 @@ def all_reduce(numbers: Tensor) -> Tensor:
 
 
 def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Sums the gradients of `parameters` over all learners, in place; 0 where no learner has one.
+    """Sums the gradients of `parameters` over all learners, in place; 0 if no learner has one.
 
-    Gradients of slices have been summed in the backward pass.
+    Gradients of slices were already summed in the backward pass.
     """
     parameters = [parameter for parameter in parameters if not is_sharded([parameter])]
     if not (_are_several() and parameters):
         return
-    # one message for all gradients; a learner whose share was empty takes part with zeros
+    # one message for all gradients; a learner with an empty share contributes zeros
     parts = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
     summed = all_reduce(torch.cat([part.float().reshape(-1) for part in parts]))
     sizes = [part.numel() for part in parts]
@@ -277,10 +277,10 @@ def add_up_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
-    """Raises unless all `parameters` are finite after a step; the step's loss need not depend on a broken one.
+    """Raises unless all `parameters` are finite after a step; the step's loss need not reveal a broken one.
 
     Raises:
-        NumericsError: says how many are not.
+        NumericsError: some are not; the message gives their number.
     """
     # one number per parameter, and one transfer from the GPU for all of them
     sums = torch.stack([local(parameter.detach()).float().sum() for parameter in parameters])
@@ -288,7 +288,7 @@ def check_weights(parameters: Sequence[nn.Parameter], fix: str) -> None:
 
 
 def largest(count: int) -> int:
-    """The largest of all learners' `count`."""
+    """Returns the maximum of all learners' `count`."""
     if not _are_several():
         return count
     counts: list[Any] = [None] * distributed.get_world_size()
@@ -297,12 +297,12 @@ def largest(count: int) -> int:
 
 
 def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Answer]]) -> list[Answer]:
-    """`compute`'s answers for all of `rows`, in their order; each learner computes a share and gets the rest."""
+    """Computes answers for all of `rows`, in order; each learner computes a share and receives the rest."""
     if not _are_several():
         return compute(rows)
     count, rank = distributed.get_world_size(), distributed.get_rank()
     # shares are equally long, so that learners that gather weights together call the policy equally often: some rows
-    # are computed twice, and the last share's surplus is cut off
+    # are computed twice, and the surplus of the last share is cut off
     size = -(-len(rows) // count)
     parts: list[Any] = [None] * count
     distributed.all_gather_object(parts, compute([rows[(rank * size + k) % len(rows)] for k in range(size)]))

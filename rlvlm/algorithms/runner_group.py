@@ -1,8 +1,8 @@
-"""Where the envs are stepped: in the learner's process, or in env-runner actors while the learner learns.
+"""Where envs are stepped: in the learner's process, or in env-runner actors while the learner learns.
 
-The algorithm starts a turn, does what it has to do, and collects what the turn brought. Its own process acts when the
-turn is collected. Actors act from the moment it is started, with the policy as it was then: what is learned meanwhile
-shows one turn later. Results do not depend on which is faster, so runs at a fixed seed repeat.
+The algorithm starts a turn, does its own work, and collects the turn's result. Its own process acts when the turn is
+collected. Actors act from the start, with the policy at that time: updates made meanwhile take effect one turn later.
+Results do not depend on timing, so runs at a fixed seed repeat.
 """
 
 import logging
@@ -23,7 +23,7 @@ from rlvlm.envs.pixels import PIXELS
 logger = logging.getLogger(__name__)
 
 _MAX_EMPTY_TURNS = 5
-"""Turns in a row that lose every runner before it is believed that they cannot live."""
+"""Number of consecutive turns that lose every runner after which the runners count as unable to live."""
 
 Sample = TypeVar("Sample")
 """Result of a turn; each algorithm has its own type."""
@@ -37,29 +37,29 @@ class Runner(Protocol[Sampled]):
     """0 in the learner's process, from 1 on elsewhere."""
 
     def sample(self, **turn: Any) -> Sampled:
-        """Acts a turn with the policy that it has."""
+        """Acts for a turn with its present policy."""
         ...
 
     def act(self, *, values: NDArray[Any], **turn: Any) -> Sampled:
-        """`sample` with the policy whose weights are `values`; for actors."""
+        """Acts like `sample` with the policy whose weights are `values`; for actors."""
         ...
 
     def begin(self, restart: int) -> None:
-        """New envs at their first episodes, with random numbers that no other runner or restart has."""
+        """Begins new envs at their first episodes, with random numbers that no other runner or restart has."""
         ...
 
     def save_tree(self) -> dict[str, Any]:
-        """Envs, running episodes and generators. Not `get_state`: RLlib calls its runners' `set_state` with weights."""
+        """Returns envs, running episodes and generators. Not `get_state`: RLlib passes weights to `set_state`."""
         ...
 
     def load_tree(self, tree: dict[str, Any]) -> None: ...
 
 
 class LocalRunnerGroup(Generic[Sample]):
-    """The runner of this process, acting with the very policy that the learner trains: nothing is sent.
+    """The runner of this process, which acts with the policy in training: nothing is sent.
 
     Args:
-        runner: RLlib's local one, which has the learner's policy.
+        runner: RLlib's local runner, which has the learner's policy.
     """
 
     def __init__(self, runner: Runner[Sample]) -> None:
@@ -67,28 +67,28 @@ class LocalRunnerGroup(Generic[Sample]):
         self._turn: Mapping[str, Any] = {}
 
     def start(self, turn: Mapping[str, Any], values: Any = None) -> None:  # noqa: ARG002 - it has the policy itself
-        """Remembers the turn that `collect` will act."""
+        """Stores the turn that `collect` will act."""
         self._turn = turn
 
     def collect(self) -> Sample:
-        """Acts the turn that was started."""
+        """Acts the turn that was started and returns its result."""
         return self._runner.sample(**self._turn)
 
     def alive(self) -> tuple[int, ...]:
-        """Numbers of the runners that a turn may be shared out to; none where there is one alone."""
+        """Returns numbers of the runners among which a turn may be divided; empty if there is only one."""
         return ()
 
     def revive(self) -> list[int]:
-        """No runner here can be lost without the rest."""
+        """Revives none: a runner in this process is never lost on its own."""
         return []
 
     def get_state(self) -> dict[str, Any]:
-        """The runner's state tree."""
+        """Returns the runner's state tree."""
         return self._runner.save_tree()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; of a group of actors, what the first of them did."""
-        runners = state.get("runners", {"1": state})  # a tree of one runner's own has no list of runners
+        """Restores what `get_state` returned; for a group of actors, the state of the first."""
+        runners = state.get("runners", {"1": state})  # the tree of a single runner has no list of runners
         if runners:
             self._runner.load_tree(runners[min(runners, key=int)])
         else:  # all were lost at that moment
@@ -96,17 +96,17 @@ class LocalRunnerGroup(Generic[Sample]):
 
 
 class RemoteRunnerGroup(Generic[Sample]):
-    """RLlib's env-runner actors. Each turn costs one message to every runner and one, of plain arrays, from it.
+    """RLlib's env-runner actors. Each turn costs one message to every runner, and one of plain arrays from it.
 
-    A runner whose process dies is started again by Ray and taken back in by `revive`; until then a turn brings less.
-    One that is stopped or hangs, as `heartbeat` has it, is ended first; a turn has no time limit.
+    Ray restarts a runner whose process dies, and `revive` takes it back; until then a turn yields less. One that is
+    stopped or hangs, according to `heartbeat`, is ended first; a turn has no time limit.
 
     Args:
-        group: with at least one remote runner and no local one.
-        weights: gives the policy's present weights, as `Runner.act` takes them.
-        join: makes one sample of those of several runners, in their order.
-        max_still_s: a runner without a step or a chunk for so long hangs; None: such a one is waited for.
-        revival_s: longest wait for a runner when all are lost.
+        group: RLlib's group with at least one remote runner and no local one.
+        weights: returns the policy's present weights, in the form of `Runner.act`.
+        join: joins the samples of several runners, in order.
+        max_still_s: time without a step or a chunk after which a runner counts as hung; None: no limit.
+        revival_s: maximum wait for a runner when all are lost, seconds.
     """
 
     def __init__(
@@ -118,34 +118,34 @@ class RemoteRunnerGroup(Generic[Sample]):
         revival_s: float,
     ) -> None:
         self._max_still_s, self._revival_s = max_still_s, revival_s
-        self._group: Any = group  # RLlib's types leave out that what is called may take arguments
+        self._group: Any = group  # RLlib's types do not allow arguments of called functions
         self._weights = weights
         self._join = join
         self._turn: Mapping[str, Any] = {}
         self._values: Any = None
         self._calls: dict[ray.ObjectRef, int] = {}
-        """The runner that each call of the turn went to."""
+        """Runner that each of the turn's calls went to."""
         self._restarts = self._num_empty = 0
         self._replacements = Replacements("env runner", "--algo.env-runners")
 
     def start(self, turn: Mapping[str, Any], values: Any = None) -> None:
-        """Has every runner act the turn; returns at once.
+        """Makes every runner act the turn; returns at once.
 
         Args:
-            turn: what `Runner.act` takes.
-            values: of the policy that acts, in Ray's object store; None: as it is now.
+            turn: arguments of `Runner.act`.
+            values: weights of the acting policy, in Ray's object store; None: the present ones.
         """
-        # copied: the learner changes the weights while the turn is acted
+        # copied, because the learner changes the weights while the turn is acted
         self._turn, self._values = turn, ray.put(np.array(self._weights())) if values is None else values
         self._calls = self._send(self.alive(), "act", values=self._values, **turn)
 
     def collect(self) -> Sample:
-        """The turn's samples, in the order of the runners. If all are lost, the first one back acts it again.
+        """Returns the turn's samples, in the order of the runners. If all are lost, the first one back repeats it.
 
         Raises:
-            MachineError: no runner comes back, all are lost turn after turn, or one that was replaced because it was
-                stopped or hung does it again.
-            Exception: whatever an env raised.
+            MachineError: no runner comes back, all are lost turn after turn, or a replaced one is stopped or hangs
+            again.
+            Exception: the error raised by an env.
         """
         samples = self._answers(self._calls)
         for index in samples:
@@ -163,14 +163,14 @@ class RemoteRunnerGroup(Generic[Sample]):
         return self._join([samples[index] for index in sorted(samples)])
 
     def alive(self) -> tuple[int, ...]:
-        """Numbers of the runners that a turn may be shared out to, as far as is known: one may just have died."""
+        """Returns numbers of the runners among which a turn may be divided, as far as known: one may just have died."""
         return tuple(sorted(self._group.healthy_env_runner_ids()))
 
     def revive(self) -> list[int]:
-        """Takes runners that were lost and started again back in; returns their numbers.
+        """Takes back runners that were lost and restarted; returns their numbers.
 
-        They begin new episodes, with random numbers that were not used before. One that is lost again at once is tried
-        the next time.
+        They begin new episodes, with random numbers not used before. One that is lost again at once is tried the next
+        time.
         """
         back = []
         for index in sorted(set(self._group.probe_unhealthy_env_runners())):
@@ -182,15 +182,15 @@ class RemoteRunnerGroup(Generic[Sample]):
         return back
 
     def get_state(self) -> dict[str, Any]:
-        """The state trees of all runners between two turns; one that is lost at this moment has none."""
+        """Returns the state trees of all runners between two turns; a runner lost at this moment has none."""
         trees = self._answers(self._send(self.alive(), "save_tree"))
         return {"restarts": self._restarts, "runners": {str(index): tree for index, tree in trees.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; the first actor goes on where a runner in the learner's process was.
+        """Restores what `get_state` returned; the first actor continues where a runner in the learner's process was.
 
         Raises:
-            MachineError: a runner is lost meanwhile.
+            MachineError: a runner was lost meanwhile.
         """
         if "runners" not in state:  # saved by a run whose own process acted
             state = {"restarts": 0, "runners": {"1": state}}
@@ -204,13 +204,13 @@ class RemoteRunnerGroup(Generic[Sample]):
                 raise MachineError(f"env runner {index} was lost as soon as it had started", "rlvlm doctor  (memory)")
 
     def _send(self, indices: Sequence[int], method: str, **arguments: Any) -> dict[ray.ObjectRef, int]:
-        """Calls a method of some runners; returns the calls, and the runner that each went to."""
-        # RLlib's own calls wait without checking on the actors that they wait for
+        """Calls a method of some runners; returns the calls, with the runner that each went to."""
+        # RLlib's own calls wait without checking the actors
         actors = self._group._worker_manager.actors()
         return {actors[index].apply.remote(_call, method=method, **arguments): index for index in indices}
 
     def _answers(self, calls: Mapping[ray.ObjectRef, int]) -> dict[int, Any]:
-        """Results of runners, by their numbers; those that are lost are left out, and not healthy from then on."""
+        """Returns results by runner number; lost runners are left out, and marked as unhealthy."""
         answers, manager = {}, self._group._worker_manager
         for call, answer in ended(calls, self._max_still_s):
             index = calls[call]
@@ -225,18 +225,18 @@ class RemoteRunnerGroup(Generic[Sample]):
         return answers
 
     def _begin_anew(self, index: int) -> bool:
-        self._restarts += 1  # counted even where it fails: no two attempts may have the same random numbers
+        self._restarts += 1  # counted even if it fails: no two attempts may have the same random numbers
         return self._call_runner(index, "begin", restart=self._restarts)
 
     def _call_runner(self, index: int, method: str, **arguments: Any) -> bool:
-        """Calls a method of one runner; returns whether it is still there."""
+        """Calls a method of one runner; returns whether it still exists."""
         return index in self._answers(self._send([index], method, **arguments))
 
     def _await_revival(self) -> None:
         """Returns when at least one runner is back.
 
         Raises:
-            MachineError: that takes too long.
+            MachineError: it takes too long.
         """
         give_up = time.monotonic() + self._revival_s
         while not self.revive():
@@ -264,13 +264,13 @@ def check_places(num_runners: int, cpus_each: float) -> None:
 
 
 def _call(runner: Any, method: str, **arguments: Any) -> Any:
-    """Runs in the actor: what the method returned and the images that were kept meanwhile, for the caller to keep, or
-    the exception that it raised.
+    """Runs in the actor: returns the method's result and the images stored meanwhile, for the caller to store, or the
+    exception that it raised.
 
-    Raised there, an exception would end the actor, and RLlib would start it again without saying why.
+    If raised there, an exception would end the actor, and RLlib would restart it without its cause.
     """
     try:
-        if method == "load_tree":  # weights, which are large and only read, are not copied
+        if method == "load_tree":  # weights are large and only read, so not copied
             arguments = _writable(arguments)
         return getattr(runner, method)(**arguments), PIXELS.take_all()
     except Exception as error:
@@ -279,7 +279,7 @@ def _call(runner: Any, method: str, **arguments: Any) -> Any:
 
 
 def _writable(tree: Any) -> Any:
-    """`tree` with copies of its arrays: those that come through Ray are read-only, and envs go on from theirs."""
+    """Returns `tree` with copies of its arrays: arrays from Ray are read-only, and envs continue from theirs."""
     if isinstance(tree, dict):
         return {key: _writable(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -1,4 +1,4 @@
-"""Demonstrations for the supervised start of a policy that acts in chunks: by the env's script, or of a folder."""
+"""Demonstrations for the supervised start of a policy in chunks: from the env's script, or from a folder."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from rlvlm.policies.vla.policy import Demonstrations
 def demonstrate(
     env: ChunkEnv, config: ChunkSFTConfig, seed: int, log: Callable[[str], None] = lambda line: None
 ) -> Demonstrations:
-    """Plays the env's script until it has succeeded `config.episodes` times, and logs how far it is.
+    """Plays the env's script until it has succeeded `config.episodes` times, and logs its progress.
 
     Raises:
-        UsageError: the env has no script, or the script fails most of the time.
+        UsageError: the env has no script, or the script mostly fails.
     """
     wanted, num_failures = config.episodes, 0
     successes: list[EpisodeRecord] = []
@@ -42,20 +42,20 @@ def demonstrate(
 def read_demonstrations(
     sft: ChunkSFTConfig, task: str, settings: EnvConfig, env: ChunkEnv, image_px: int, log: Callable[[str], None]
 ) -> Demonstrations:
-    """The successful episodes of a folder that `rlvlm collect` or `rlvlm data import` made, or all of them with what
-    each chunk counts by a judge's labels.
+    """Returns the successful episodes of a folder from `rlvlm collect` or `rlvlm data import` or, with a judge's
+    labels, all of them with a weight for each chunk.
 
     Args:
-        sft: names the folder and, where there are any, the labels.
-        task: of the run.
-        settings: of its envs.
-        env: of the task, whose chunks a policy is to learn.
-        image_px: side of the images that the policy looks at.
-        log: takes lines on what was left out, and on what was set otherwise when it was collected.
+        sft: settings with the folder and, if there are any, the labels.
+        task: task of the run.
+        settings: settings of its envs.
+        env: env of the task, whose chunks a policy is to learn.
+        image_px: side of the policy's images.
+        log: receives messages about what was left out, and about settings that differ from those at collection.
 
     Raises:
-        UsageError: it holds another task's episodes, chunks of another form, or no success; or the labels are of other
-            data, or leave nothing that counts.
+        UsageError: it contains another task's episodes, chunks of another form, or no success; or the labels belong to
+            other data, or make all weights 0.
     """
     path = Path(sft.demonstrations).expanduser()
     folder = open_folder(path)
@@ -71,8 +71,8 @@ def read_demonstrations(
     if other := folder.differs(settings.play_settings()):
         log(f"{path} was collected with {'; '.join(other)}")
     outcomes = Counter[str]()
-    successes: list[EpisodeRecord] = []  # or all, where a judge's labels say what they are worth
-    lengths: list[int] = []  # of all that is there: labels are by the place in the folder
+    successes: list[EpisodeRecord] = []  # or all, if a judge's labels give their worth
+    lengths: list[int] = []  # of all episodes: labels refer to positions in the folder
     for record in folder.episodes():
         outcome = "unusable" if not is_whole(record, form) else "successes" if record.success else "failures"
         outcomes[outcome] += 1
@@ -99,14 +99,14 @@ def read_demonstrations(
 
 
 def _perturbed(record: EpisodeRecord) -> NDArray[np.bool_]:
-    """[T] chunks in which something else was carried out than what the player chose."""
+    """Returns [T], chunks that replaced the player's choice."""
     return record.arrays.get("perturbed", np.zeros(len(record.arrays["actions"]), bool))
 
 
 def _gathered(records: Sequence[EpisodeRecord], num_failures: int, images: Frames | None = None) -> Demonstrations:
-    """The chunks of all `records`, one after the other; perturbed ones are left out."""
+    """Concatenates the chunks of all `records`; perturbed ones are left out."""
     arrays = [record.arrays for record in records]
-    # a perturbed chunk must not be imitated; the ones after it show how to go on from there
+    # a perturbed chunk must not be imitated; the ones after it show how to recover
     shown = [np.flatnonzero(~_perturbed(record)) for record in records]
     pairs = list(zip(arrays, shown, strict=True))
     snapshots = [

@@ -1,4 +1,4 @@
-"""How a policy is fine-tuned on demonstrations; imports nothing heavy so that the command line starts at once."""
+"""Settings of fine-tuning on demonstrations; imports nothing heavy so that the command line starts at once."""
 
 import math
 from dataclasses import dataclass
@@ -7,41 +7,41 @@ from typing import Any, ClassVar, Literal
 from rlvlm.core.checks import check_least, check_positive, check_shares
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
-"""Advice where no script plays an env."""
+"""Advice if no script plays an env."""
 
 _WARM_UP = 20
-"""Updates over which the step size of chunks rises."""
+"""Updates over which the step size of policies in chunks rises."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTConfig:
-    """The supervised start of a run: what policies that reply and policies that act in chunks have in common."""
+    """Settings of a run's supervised start that are common to policies with replies and with chunks."""
 
     demonstrations: str = ""
-    """Folder that `rlvlm collect` or `rlvlm data import` made, to learn from all of it; empty: the task's expert
+    """Folder from `rlvlm collect` or `rlvlm data import`, all of whose episodes are used; empty: the task's expert
     plays."""
     labels: str = ""
-    """Table of a judge's labels of `demonstrations`, as `rlvlm score` wrote it, e.g. `pushes.labels/labels.parquet`."""
+    """Table of a judge's labels of `demonstrations`, written by `rlvlm score`, e.g. `pushes.labels/labels.parquet`."""
     weighting: Literal["none", "filter", "progress", "advantage", "condition", "preference"] = "none"
-    """How much each demonstrated answer counts, by `labels`. none: all alike, and in chunks failures are left out;
-    filter: those of episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next
-    answer (RA-BC); advantage: exponentiated advantages (AWR), the value being a table over progress; condition: all
-    alike, each with a word in its prompt on whether it did better than expected (RECAP; needs `policy.conditioned`);
-    preference: pairs of segments, the better of which is to be likelier (CPL), see `sft_preferences`."""
+    """Weights of demonstrated answers by `labels`. none: all equal, and failures are left out in chunks; filter:
+    episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next answer (RA-BC);
+    advantage: exponentiated advantages (AWR), with a table over progress as value; condition: all equal, each labelled
+    in its prompt as better or worse than expected (RECAP; needs `policy.conditioned`); preference: pairs of segments,
+    the better of which becomes more likely (CPL), see `sft_preferences`."""
     min_worth: float = 0.5
-    """For weighting filter, in [0, 1]: episodes that the judge scores lower are left out. The page of `rlvlm score`
-    says which value tells the data's own successes and failures apart best."""
+    """Minimum score in [0, 1] by the judge of episodes used with weighting filter. The page of `rlvlm score` shows
+    which value best separates the data's own successes and failures."""
     start_from: str = ""
-    """Weights of another run or job to begin with, without demonstrations."""
+    """Weights of another run or job to begin with, instead of demonstrations."""
     p_perturb: float = 0.0
-    """Probability in [0, 1) that something else is carried out than what the expert does, and not learned from. So
-    states are shown that the expert itself never gets into, and how it goes on from there."""
+    """Probability in [0, 1) that the expert's action is replaced by another one, which is not learned from. This shows
+    states that the expert itself never gets into, and how to continue from there."""
     updates: int = 80
-    """Steps of the optimiser."""
+    """Number of optimiser steps."""
     batch_size: int = 32
-    """Turns, or chunks, in a step."""
+    """Turns, or chunks, per step."""
     lr: float = 1e-3
-    """Largest step size of AdamW; it rises first and then falls along a cosine."""
+    """Maximum step size of AdamW; it first rises and then falls along a cosine."""
 
     def __post_init__(self) -> None:
         if self.demonstrations and self.start_from:
@@ -63,35 +63,36 @@ class SFTConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplySFTConfig(SFTConfig):
-    """SFT of a policy that replies: the demonstrated replies' tokens are made likelier. `start_from` is a folder that
-    `rlvlm sft` made.
+    """SFT of a policy with replies, which makes the demonstrated replies' tokens more likely. `start_from` is a folder
+    of `rlvlm sft`.
     """
 
     turns: int = 256
-    """Demonstrated turns of the task's expert, those held out included; 0 goes without this stage."""
+    """Demonstrated turns of the task's expert, including those held out; 0 skips this stage."""
     p_wrong: float = 0.0
-    """Probability in [0, 1) that a demonstrated action is replaced by another legal one; leaves PPO something to do."""
+    """Probability in [0, 1) that a demonstrated action is replaced by another legal one, so that PPO can improve on
+    it."""
     reply_weight: float = 0.0
-    """With an action head: weight of a demonstrated reply's likelihood beside its action's, >= 0. What the thought says
-    of the image then teaches the policy to see, which an action alone hardly does."""
+    """Weight of a demonstrated reply's likelihood beside its action's, with an action head, >= 0. The thought's
+    description of the image then teaches the policy to see, which an action alone hardly does."""
     held_out: float = 0.1
-    """Share of the demonstrated episodes that is kept for validation, in [0, 1)."""
+    """Share of the demonstrated episodes held out for validation, in [0, 1)."""
     max_grad_norm: float = 1.0
-    """Larger gradients are scaled down to this norm."""
+    """Maximum norm of gradients; larger ones are scaled down to it."""
     weight_decay: ClassVar[float] = 0.01
     betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
     stream: ClassVar[int] = 5
     log_every: ClassVar[int] = 20
 
     def lr_at(self, update: int) -> float:
-        """Step size of an update, from 0: up over the first tenth, then down to 0 along half a cosine."""
+        """Returns the step size of an update, from 0: up over the first tenth, then down to 0 along half a cosine."""
         rise = max(self.updates // 10, 1)
         if update < rise:
             return self.lr * ((update + 1) / rise)
         return self.lr * ((1 + math.cos(math.pi * (update - rise) / max(self.updates - rise, 1))) / 2)
 
     def __post_init__(self) -> None:
-        SFTConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
+        SFTConfig.__post_init__(self)  # not super(): a class with slots is created twice, and super() means the first
         for name in ("p_wrong", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"sft.{name} must be in [0, 1), got {getattr(self, name)}")
@@ -108,27 +109,27 @@ class ReplySFTConfig(SFTConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkSFTConfig(SFTConfig):
-    """SFT of a policy that acts in chunks: cross-entropy of the demonstrated action tokens. `start_from` is a
-    checkpoint, e.g. `runs/push_block/TIME/checkpoints/best`.
+    """SFT of a policy in chunks, by cross-entropy of the demonstrated action tokens. `start_from` is a checkpoint, e.g.
+    `runs/push_block/TIME/checkpoints/best`.
     """
 
     episodes: int = 120
     """Episodes of the task's expert, each from an initial state of its own; only successes are learned from."""
     noise: float = 0.05
-    """Standard deviation of what is added to the expert's actions, scaled to [-1, 1]."""
+    """Standard deviation of the noise added to the expert's actions, scaled to [-1, 1]."""
     label_width: float = 0.15
     """Standard deviation of the bell over bins that is a token's target, in units of the range [-1, 1] of normalised
-    actions; 0 teaches the single bin. It decides how widely the policy explores: much less and the episodes of a group
-    are all alike; much more and sampled actions miss. Dimensions that never change, and those that are not scaled, are
-    always single bins."""
+    actions; 0 teaches the single bin. It decides how widely the policy explores: with much less, a group's episodes are
+    all alike; with much more, sampled actions miss. Constant dimensions, and those that are not scaled, always use
+    single bins."""
     scenes: int = 0
-    """Rearranged scenes for a policy that learns to predict offsets: the robot of a demonstrated moment among the
-    things of an episode's start, each moved a little. Demonstrations show the hand where it should be, so what they
-    teach alone is lost where it is elsewhere. Each gradient step has two of them for each of its chunks."""
+    """Number of rearranged scenes for a policy that learns to predict offsets: the robot of a demonstrated moment among
+    the things of an episode's start, each moved a little. Demonstrations only show the hand where it should be, so
+    training on them alone fails elsewhere. Each gradient step has two such scenes for each of its chunks."""
     updates: int = 600
-    """Steps of the optimiser; 0 starts from the policy as it is."""
+    """Number of optimiser steps; 0 starts from the policy as it is."""
     lr: float = 2e-3
-    """Largest step size of AdamW; it rises over 20 steps and falls along a cosine."""
+    """Maximum step size of AdamW; it rises over 20 steps and falls along a cosine."""
     weight_decay: float = 1e-4
     """Weight decay of AdamW, >= 0."""
     max_grad_norm: ClassVar[float] = math.inf
@@ -137,7 +138,7 @@ class ChunkSFTConfig(SFTConfig):
     log_every: ClassVar[int] = 200
 
     def lr_at(self, update: int) -> float:
-        """Step size of an update, from 0: up over the first 20, then down along half a cosine to a fiftieth."""
+        """Returns the step size of an update, from 0: up over the first 20, then along half a cosine to a fiftieth."""
         rise = min(1.0, (update + 1) / _WARM_UP)
         return self.lr * (rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / self.updates))))
 
@@ -149,27 +150,27 @@ class ChunkSFTConfig(SFTConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """Where and how the job runs; `SFTConfig` says what it learns."""
+    """Resources and checkpoints of the job; `SFTConfig` decides what it learns."""
 
     num_workers: int = 1
-    """Learners that take each step together, each on its part of the batch; one without a GPU of Ray's is the command's
-    own process."""
+    """Number of learners that take each step together, each on its part of the batch; a single one without a GPU from
+    Ray is the command's own process."""
     gpus_per_worker: float = 0.0
-    """GPUs that Ray sets aside for each, 0 to 1; 0: one learner lies where the policy's device says, several on
+    """GPUs that Ray reserves for each learner, 0 to 1; 0: a single learner uses the policy's device, several use
     CPUs."""
     threads: int = 1
-    """CPU threads of torch in each."""
+    """CPU threads of torch in each learner."""
     shard: bool = False
-    """Whether several share out weights, gradients and AdamW's averages (FSDP2), so that a policy fits that no single
-    GPU holds."""
+    """Whether learners shard weights, gradients and AdamW's averages (FSDP2), for a policy too large for any single
+    GPU."""
     compute_dtype: Literal["same", "bfloat16"] = "same"
-    """What sharded learners compute in. bfloat16: they gather in it too; same: as the weights are."""
+    """Compute dtype of sharded learners. bfloat16: also for gathering; same: that of the weights."""
     microbatch_tokens: int = 0
-    """Tokens that go through the policy at once, those of images and prompts included; 0: 64 turns, or all chunks."""
+    """Tokens per forward pass, including those of images and prompts; 0: 64 turns, or all chunks."""
     save_every: int = 50
-    """Updates between checkpoints, each with a validation on what is held out."""
+    """Updates between checkpoints, each with a validation on held-out data."""
     max_reply_tokens: int = 256
-    """A reply is cut after so many tokens when it is validated."""
+    """Maximum reply length in validation, tokens."""
 
     def __post_init__(self) -> None:
         check_least(self, "job", 1, "num_workers", "threads", "save_every", "max_reply_tokens")
@@ -178,7 +179,7 @@ class JobConfig:
             raise ValueError(f"job.shard needs job.num_workers >= 2, got {self.num_workers}; set both or neither")
 
     def learners(self) -> dict[str, Any]:
-        """The fields of `PolicyGradientConfig` that say the same."""
+        """Returns the equivalent fields of `PolicyGradientConfig`."""
         is_own_process = self.num_workers == 1 and not self.gpus_per_worker
         same = ("threads", "shard", "compute_dtype", "microbatch_tokens", "max_reply_tokens")
         return {name: getattr(self, name) for name in same} | {

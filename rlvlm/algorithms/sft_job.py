@@ -1,7 +1,7 @@
-"""The supervised start as a job of its own, `rlvlm sft`: the learners of a run and its imitation, without its rollouts.
+"""The supervised start as a job of its own, `rlvlm sft`: a run's learners and imitation, without its rollouts.
 
-The job's folder holds its newest checkpoint in `algorithm/`, from which it goes on, and a run may begin; of a policy
-that replies also what `sft_folders` writes.
+The job's folder contains its newest checkpoint in `algorithm/`, from which it resumes and a run may start; for a policy
+with replies also the files of `sft_folders`.
 """
 
 import time
@@ -35,29 +35,29 @@ from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import PolicyEngine
 
 CHECKPOINT = "algorithm"
-"""In the job's folder; a run's checkpoints have their algorithm under the same name."""
+"""Name in the job's folder; a run's checkpoints have their algorithm under the same name."""
 _BUCKET_BYTES = BUCKET_MIB << 20
 
 
 def run_sft(
     config: TokenConfig, save_every: int, folder: Path, log: Callable[[str], None] = lambda line: None
 ) -> dict[str, float]:
-    """Trains, or goes on where an earlier job in `folder` was stopped; returns what was measured after the last update,
-    by names in `rlvlm.core.metrics`.
+    """Trains, or resumes an earlier job in `folder`; returns the metrics after the last update, by names in
+    `rlvlm.core.metrics`.
 
     Args:
-        config: with `sft.demonstrations`; `algo` says which learners there are and what goes through them at once.
+        config: with `sft.demonstrations`; `algo` sets the learners and their micro-batches.
         save_every: updates between checkpoints, each of which is validated.
-        folder: of the checkpoint and of what is trained.
-        log: takes lines on how it goes.
+        folder: folder of the checkpoint and of the result.
+        log: receives progress messages.
 
     Raises:
-        UsageError: the demonstrations are of no use, or not those that an earlier job learned from.
-        CorruptCheckpoint: that job's checkpoint is damaged.
+        UsageError: the demonstrations are unusable, or differ from those of an earlier job.
+        CorruptCheckpoint: that job's checkpoint is corrupt.
         RunError: a learner failed, or the loss is not finite.
     """
     env = make_env(config.task, ROLLOUTS[config.kind].viewer_settings(config), config.seed)
-    unused = gym.spaces.Box(-1, 1)  # RLlib asks for spaces; policies see images and words instead
+    unused = gym.spaces.Box(-1, 1)  # RLlib asks for spaces; policies see images and text instead
     with quiet_rllib():
         group = config.build_learner_group(spaces={DEFAULT_MODULE_ID: (unused, unused)})
     try:
@@ -70,7 +70,7 @@ def run_sft(
             learners.local.log = log
         is_of_turns = config.kind == "turns"
         lessons = gather(config, policy, env, log)
-        if is_of_turns:  # the checkpoint of a VLA says itself what its weights belong to
+        if is_of_turns:  # the checkpoint of a VLA itself says what its weights belong to
             _write_manifest(folder, sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names))
         measured = _train(config, learners, policy, lessons, folder / CHECKPOINT, save_every, log)
         if is_of_turns:
@@ -81,7 +81,7 @@ def run_sft(
 
 
 def _write_manifest(folder: Path, manifest: SFTManifest) -> None:
-    """Says in `folder`, before the training, what is to be learned there: so it stands there after a kill.
+    """Writes to `folder`, before the training, what is to be learned there, so that it survives a kill.
 
     Raises:
         UsageError: something else was learned there.
@@ -97,7 +97,7 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
     config: TokenConfig, learners: Learners[TokenLearner], policy: Any, lessons: Lessons, checkpoint: Path,
     save_every: int, log: Callable[[str], None],
 ) -> dict[str, float]:  # fmt: skip
-    """All updates that are left, with a checkpoint after each `save_every`; returns what was measured last."""
+    """Makes all remaining updates, with a checkpoint after each `save_every`; returns the last metrics."""
     sft, tree = config.sft, None
     measured = dict(lessons.measured)
     if (checkpoint / MANIFEST).exists():

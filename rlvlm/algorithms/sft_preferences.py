@@ -1,9 +1,9 @@
-"""The supervised start by preferences: what better episodes did is made likelier than what worse ones did.
+"""The supervised start by preferences: answers of better episodes are made more likely than those of worse ones.
 
-Source: Hejna et al. 2023, arXiv:2310.13639 (contrastive preference learning), with the advantage of an answer taken for
-its log-probability. Departures: the surrogate of a log-probability is minus the policy's own imitation loss (words:
-nats of a reply; tokens: nats per token, against the bell over bins; flows: the error of the velocity, at random noise
-and times), its mean over a segment in the place of a sum; and better segments are imitated beside, in the place of a
+Source: Hejna et al. 2023, arXiv:2310.13639 (contrastive preference learning), with an answer's log-probability as its
+advantage. Departures: the surrogate of a log-probability is minus the policy's own imitation loss (replies: nats per
+reply; tokens: nats per token, against the bell over bins; flows: the error of the velocity, at random noise and
+times), averaged rather than summed over a segment; and better segments are imitated at the same time, rather than in a
 phase of cloning before.
 """
 
@@ -19,20 +19,20 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
 
 SEGMENT = 4
-"""Answers in a segment; fewer where an episode is shorter."""
+"""Answers in a segment; fewer if an episode is shorter."""
 MIN_GAP = 0.1
-"""Difference of two episodes' worth, which is in [0, 1], below which neither is the better."""
+"""Minimum difference in worth, which is in [0, 1], for one of two episodes to count as better."""
 BIAS = 0.5
-"""Lambda of the paper, < 1: a worse segment is held against a better one with this share, so that a policy does not
-gain by making both unlikely."""
+"""Lambda of the paper, < 1: weight of a worse segment when compared with a better one, so that a policy does not gain
+by making both unlikely."""
 
 
 class SegmentPairs:
-    """Draws pairs of segments of which one is of a better episode.
+    """Draws pairs of segments, of which one is from a better episode.
 
     Args:
-        worths: [M] worth of each answer's episode, in [0, 1]; NaN where nobody knows.
-        episodes: [M] number of each answer's episode; its answers stand in order.
+        worths: [M] worth of each answer's episode, in [0, 1]; NaN if unknown.
+        episodes: [M] episode number of each answer; an episode's answers are in order.
 
     Raises:
         UsageError: no two episodes are `MIN_GAP` apart.
@@ -46,7 +46,7 @@ class SegmentPairs:
         order = np.argsort(worth, kind="stable")
         self._worth = worth[order]
         self._rows = [rows[episodes[rows] == number] for number in numbers[order]]
-        # of episode e the first `self._num_worse[e]` are worse; equal ones are left out
+        # for episode e the first `self._num_worse[e]` are worse; equal ones are left out
         self._num_worse = np.searchsorted(self._worth, self._worth - MIN_GAP, side="right")
         self._better = np.flatnonzero(self._num_worse)
         if not len(self._better):
@@ -58,7 +58,7 @@ class SegmentPairs:
         self.length = min(SEGMENT, *map(len, self._rows))
 
     def draw(self, num: int, rng: np.random.Generator) -> IntArray:
-        """[num, 2, L] rows of segments, the better first; both begin at the same share of their episode."""
+        """Returns [num, 2, L] rows of segments, the better first; both begin at the same share of their episode."""
         found = np.empty((num, 2, self.length), np.int64)
         for pair in found:
             better = rng.choice(self._better)
@@ -72,25 +72,25 @@ class SegmentPairs:
 
 
 def preference_loss(losses: Tensor) -> Tensor:
-    """Mean over pairs, a scalar with gradient.
+    """Returns the mean over pairs, a scalar with gradient.
 
     Args:
         losses: [U, 2, L] imitation loss of each answer, better segments first.
     """
-    better, worse = (-losses.mean(-1)).unbind(1)  # [U] stand for mean log-probabilities
-    # -log sigma(S+ - lambda S-), S the segments' advantages, and beside it the cloning of what is better
+    better, worse = (-losses.mean(-1)).unbind(1)  # [U] surrogates of mean log-probabilities
+    # -log sigma(S+ - lambda S-), S the segments' advantages, plus cloning of the better one
     return (functional.softplus(BIAS * worse - better) - better).mean()
 
 
 def losses_of_rows(loss_of: Callable[[Tensor, Tensor], Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] the loss of each of `rows` [B], and the part in which no weight has a share (offsets to things), a scalar;
-    both with gradient.
+    """Returns [B], the loss of each of `rows` [B], and the part that does not depend on weights (offsets to things), a
+    scalar; both with gradient.
 
     Args:
-        loss_of: gives the mean of some rows' losses times their weights, see `Imitation.loss`.
-        rows: of it.
+        loss_of: returns the mean of some rows' losses times their weights, see `Imitation.loss`.
+        rows: rows for it.
     """
-    # L(w) = mean_b(w_b l_b) + c is linear in w: its derivative by w_b is l_b / B, and what is left is c
+    # L(w) = mean_b(w_b l_b) + c is linear in w: its derivative by w_b is l_b / B, and the rest is c
     weights = torch.ones(len(rows), requires_grad=True)
     whole = loss_of(rows, weights)
     (found,) = torch.autograd.grad(whole, weights, create_graph=True)

@@ -1,4 +1,4 @@
-"""Counts of a run so far, and a warning where its rewards are all the same. Filled by the algorithms."""
+"""Counts of a run so far, and a warning if its rewards are all equal. Filled by the algorithms."""
 
 import logging
 import math
@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 
 _RECENT_EPISODES = 10
 _MIN_EPISODES = 40
-"""Before that, a sparse reward may simply not have been met: at 5 % success, one run in eight meets none in 40."""
+"""Episodes before the warning: a sparse reward may not have occurred yet; at 5 % success, one run in eight has none in
+40."""
 
 
 class RewardSignalMonitor(Stateful):
-    """Looks at everything that was given as reward since the start of a run, until two of it differ."""
+    """Monitors all rewards since the start of a run, until two of them differ."""
 
     STATE = {"bounds": "_bounds", "num_episodes": "_num_episodes", "is_settled": "_is_settled"}
 
@@ -31,12 +32,12 @@ class RewardSignalMonitor(Stateful):
         """Whether the rewards differ, or a warning was given."""
 
     def check(self, given: Mapping[str, NDArray[Any]], num_ended: int) -> None:
-        """Warns, once, where all of it is the same.
+        """Warns, once, if all rewards are equal.
 
         Args:
-            given: new rewards by what each is for, `step` or `episode`; NaN where there is none. An episode's reward
-                may be constant while those of its steps differ, as when a judge gives every episode one half at its
-                last step.
+            given: new rewards by what they are for, `step` or `episode`; NaN if there is none. An episode's reward may
+                be constant while those of its steps differ, as when a judge gives every episode one half at its last
+                step.
             num_ended: episodes that ended with them.
         """
         if self._is_settled:
@@ -48,7 +49,7 @@ class RewardSignalMonitor(Stateful):
                 self._bounds[what] = [min(low, float(known.min())), max(high, float(known.max()))]
         self._num_episodes += num_ended
         constant = {what: low for what, (low, high) in self._bounds.items() if low == high}
-        if not constant:  # two rewards differ, for each that was given at all: there is nothing more to look for
+        if not constant:  # two rewards differ in each kind that was given: nothing left to check
             self._is_settled = bool(self._bounds)
         elif self._num_episodes >= _MIN_EPISODES:
             self._is_settled = True
@@ -62,7 +63,7 @@ class RewardSignalMonitor(Stateful):
 
 
 class TrainingStats(Stateful):
-    """Counters, the newest facts and means of the last episodes."""
+    """Counters, newest values, and means of the last episodes."""
 
     STATE = {
         "recent": "_recent",
@@ -91,27 +92,27 @@ class TrainingStats(Stateful):
         self._recent.extend(ended)
 
     def take_new_steps(self) -> int:
-        """Env steps since the last call, or since what was loaded."""
+        """Returns the env steps since the last call, or since the last load."""
         new, self._steps_taken = self.env_steps - self._steps_taken, self.env_steps
         return new
 
     def note(self, facts: Mapping[str, float]) -> None:
-        """Keeps numbers until newer ones of the same names come."""
+        """Stores values until newer ones of the same names come."""
         self._facts |= facts
 
     def note_rewards(self, rewards: NDArray[np.float32], num_ended: int, leaves_out: bool) -> None:
-        """Notes what a round's transitions were given; the learned return is a mean over episodes, however long.
+        """Records the rewards of a round's transitions; the learned return is a mean over episodes of any length.
 
         Args:
-            rewards: [B] as they went into the replay; NaN where the source has given none.
-            num_ended: episodes that ended in the round. What others were given counts with those that end next.
-            leaves_out: whether those without stay without, and are counted.
+            rewards: [B] rewards stored in the replay; NaN if the source gave none.
+            num_ended: episodes that ended in the round; rewards of unfinished ones count with those that end next.
+            leaves_out: whether transitions without a reward stay without one, and are counted.
         """
         self.signal.check({"step": rewards}, num_ended)
-        # novelty labels at the draw: such a round's rewards are all NaN, and no return is known
+        # novelty labels when drawing: such a round's rewards are all NaN, and no return is known
         if np.isfinite(rewards).all():
             self._rewards_of_running += float(rewards.sum())
-            if num_ended:  # else its rewards wait for the episode to end
+            if num_ended:  # otherwise its rewards wait for the end of an episode
                 self._facts[metrics.TRAIN_LEARNED_RETURN] = self._rewards_of_running / num_ended
                 self._rewards_of_running = 0.0
         if leaves_out:
@@ -119,7 +120,7 @@ class TrainingStats(Stateful):
             self._facts[metrics.TRAIN_LEFT_OUT] = before + float(np.isnan(rewards).sum())
 
     def report(self) -> dict[str, float]:
-        """The newest numbers; returns and success are means of 10 episodes, and missing until the first has ended."""
+        """Returns the newest metrics; returns and success are means of 10 episodes, missing until one has ended."""
         numbers = {metrics.ENV_STEPS: float(self.env_steps), metrics.EPISODES: float(self._num_episodes)}
         if self._recent:
             means = np.mean(self._recent, axis=0)

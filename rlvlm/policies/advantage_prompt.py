@@ -2,8 +2,8 @@
 
 It imitates all demonstrations, good and bad, each labelled as such, and is prompted for good answers when it plays.
 
-Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP). Departures: which answers lose their label is drawn once and
-not in each step, and there is no guidance by the difference between the two prompts.
+Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP). Departures: labels to drop are drawn once and not in each
+step, and there is no guidance by the difference between the two prompts.
 """
 
 from collections.abc import Sequence

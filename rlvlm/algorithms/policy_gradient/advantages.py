@@ -1,11 +1,11 @@
-"""Worth of each turn or token: estimators of advantages by name, as pure functions. The learner calls `estimate`.
+"""Estimators of the advantage of each turn or token, as pure functions by name. The learner calls `estimate`.
 
-An estimator is one function with `@estimator`: it reads `Trajectories` and an `AdvantageConfig` and returns raw
-advantages. `estimate` adds the critic's targets and, where the config says so, centres and scales what a critic gave.
+An estimator is a function with `@estimator`: it reads `Trajectories` and an `AdvantageConfig` and returns raw
+advantages. `estimate` adds the critic's targets and, if configured, centres and scales advantages from a critic.
 
 Letters: T turns (or chunks) of an episode, E episodes or pieces of them, N tokens of an answer (padded). A turn's value
-is the critic's answer before it; `ends` marks turns after which the episode was over. What comes after a turn is given
-by `next_values`: 0 after an end for good, the critic's value of the last state after a time limit.
+is the critic's prediction before the answer; `ends` marks turns after which the episode was over. `next_values` are the
+values after a turn: 0 after termination, the critic's value of the last state after a time limit.
 """
 
 from collections.abc import Callable
@@ -24,53 +24,53 @@ _NEEDS = {"values", "token_values", "groups", "states"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectories:
-    """The part of a rollout that decides advantages."""
+    """Data of a rollout from which advantages are computed."""
 
     rewards: Tensor
-    """[T, E] as they are learned from, 0 where nothing was played."""
+    """[T, E] rewards for learning, 0 where nothing was played."""
     ends: Tensor
     """[T, E] bool, whether the episode ended with the turn."""
     is_live: Tensor
     """[T, E] bool, turns that were played."""
     groups: Tensor
-    """[E] episodes with the same number began alike and are compared."""
+    """[E] group numbers: episodes with the same number had equal starts and are compared."""
     values: Tensor
-    """[T, E] the critic before each answer; zeros without a critic."""
+    """[T, E] the critic's values before each answer; zeros without a critic."""
     next_values: Tensor
-    """[T, E] the critic after each turn: 0 after an end for good, of the last state after a time limit."""
+    """[T, E] the critic's values after each turn: 0 after termination, of the last state after a time limit."""
     token_values: Tensor | None = None
-    """[T, E, N] the critic before each token, where the estimator asks for it."""
+    """[T, E, N] the critic's values before each token, if the estimator needs them."""
     is_token: Tensor | None = None
-    """[T, E, N] bool, with `token_values`."""
+    """[T, E, N] bool mask of the answers' tokens, with `token_values`."""
     states: Tensor | None = None
-    """[T, E] integers >= 0, equal where the policy saw the very same, where the estimator asks for it."""
+    """[T, E] integers >= 0, equal for identical observations of the policy, if the estimator needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """An estimator and what it asks of a rollout."""
+    """An estimator and its requirements."""
 
     compute: Callable[[Trajectories, AdvantageConfig], Tensor]
-    """Raw advantages, [T, E] or, with token values, [T, E, N]; what is not live is left out, whatever it says."""
+    """Function that returns raw advantages, [T, E] or, with token values, [T, E, N]; those not live are ignored."""
     needs: frozenset[str]
-    """Inputs that it uses, out of `values` (a critic), `token_values` (a critic before every token), `groups` (episodes
-    that began alike, each played whole) and `states`. Without `groups` an episode of turns may come in pieces, each
-    with a column of its own: an unfinished one (`ends`) goes on in the next rollout."""
+    """Inputs that it uses, out of `values` (a critic), `token_values` (a critic before every token), `groups` (whole
+    episodes with equal starts) and `states`. Without `groups` an episode of turns may come in pieces, each in a column
+    of its own: an unfinished one (`ends`) continues in the next rollout."""
 
     @property
     def has_critic(self) -> bool:
-        """Whether values are learned."""
+        """Whether values are trained."""
         return bool(self.needs & {"values", "token_values"})
 
 
 ESTIMATORS: dict[str, Estimator] = {}
-"""By name, as `algo.advantage.estimator` has it."""
+"""Estimators by name, as in `algo.advantage.estimator`."""
 
 
 def estimator(
     name: str, *needs: str
 ) -> Callable[[Callable[[Trajectories, AdvantageConfig], Tensor]], Callable[[Trajectories, AdvantageConfig], Tensor]]:
-    """Registers the decorated function under `name`; `needs` are those of `Estimator`.
+    """Registers the decorated function under `name`; for `needs` see `Estimator`.
 
     Raises:
         ValueError: a need is none of these.
@@ -88,7 +88,7 @@ def estimator(
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator of that name, or `module:FUNCTION` of the user's own.
+    """Returns the estimator of that name, or the user's own from `module:FUNCTION`.
 
     Raises:
         UsageError: there is none, or it takes other arguments than trajectories and a config.
@@ -98,17 +98,17 @@ def find_estimator(name: str) -> Estimator:
 
 
 def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Tensor | None]:
-    """Advantages, and the critic's targets or None: [T, E] each or, where every token has a value, [T, E, N].
+    """Returns advantages, and the critic's targets or None: [T, E] each or, with a value per token, [T, E, N].
 
     Raises:
-        UsageError: the estimator gave another shape.
-        NumericsError: it made numbers that are not finite of some that are.
+        UsageError: the estimator returned another shape.
+        NumericsError: it returned non-finite numbers for finite inputs.
     """
     chosen = find_estimator(config.estimator)
     raw = chosen.compute(played, config)
     whole = played.token_values if "token_values" in chosen.needs else played.rewards
     assert whole is not None, "asked for"
-    # checked here and not by each estimator: one may be a user's own
+    # checked here rather than in each estimator: one may be a user's own
     if raw.shape != whole.shape:
         raise UsageError(
             f"the estimator {config.estimator} gave {list(raw.shape)}, not {list(whole.shape)}",
@@ -130,7 +130,7 @@ def estimate(played: Trajectories, config: AdvantageConfig) -> tuple[Tensor, Ten
 
 @estimator("gae", "values")
 def gae(played: Trajectories, config: AdvantageConfig) -> Tensor:
-    """[T, E] generalised advantages of turns, or of chunks."""
+    """Returns [T, E], generalised advantages of turns or chunks."""
     return turn_gae(
         played.rewards, played.values, played.next_values, played.ends, config.gamma, config.gae_lambda
     )  # fmt: skip
@@ -138,14 +138,14 @@ def gae(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 @estimator("bi_level", "token_values", "values")
 def bi_level(played: Trajectories, config: AdvantageConfig) -> Tensor:
-    """[T, E, N] advantages of turns first, which become the pay of each answer's last token, spread over its tokens.
+    """Returns [T, E, N]: advantages of turns become rewards of each answer's last token, spread over its tokens.
 
     A turn's value is the critic's before its last token, as published; `next_values` are of whole states.
 
     Source: VAGEN, Wang et al. 2025, arXiv:2510.16907.
     """
     assert played.token_values is not None and played.is_token is not None, "asked for"
-    last = (played.is_token.sum(-1, keepdim=True) - 1).clamp_min(0)  # place of each answer's last token
+    last = (played.is_token.sum(-1, keepdim=True) - 1).clamp_min(0)  # index of each answer's last token
     values = played.token_values.gather(-1, last)[..., 0]
     turns = turn_gae(played.rewards, values, played.next_values, played.ends, config.gamma, config.gae_lambda)
     return token_gae(
@@ -155,8 +155,8 @@ def bi_level(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 @estimator("gae_tokens", "token_values", "values")
 def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
-    """[T, E, N] generalised advantages of an episode's tokens as one sequence: a turn's reward comes with its last
-    token, after which the discount is that of turns; within an answer it is that of tokens.
+    """Returns [T, E, N], generalised advantages of an episode's tokens as one sequence: a turn's reward comes with its
+    last token, which is discounted like a turn; within an answer tokens are discounted like tokens.
     """
     values, is_token = played.token_values, played.is_token
     assert values is not None and is_token is not None, "asked for"
@@ -168,7 +168,7 @@ def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
             is_last = last[turn] == token
             gamma = is_last * config.gamma + ~is_last * config.token_gamma
             lam = is_last * config.gae_lambda + ~is_last * config.token_lambda
-            # an answer's last token leads to the next turn's state, every other one to the token behind it
+            # an answer's last token leads to the next turn's state, every other one to the token after it
             after = values[turn, :, min(token + 1, values.shape[-1] - 1)]
             after = torch.where(is_last, played.next_values[turn], after)
             td_error = is_last * played.rewards[turn] + gamma * after - values[turn, :, token]
@@ -179,8 +179,8 @@ def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 @estimator("grpo", "groups")
 def grpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
-    """[T, E] each episode's return against its group's mean, for all of its turns, over the group's unbiased standard
-    deviation where the config says so.
+    """Returns [T, E], each episode's return minus its group's mean, for all of its turns, divided by the group's
+    unbiased standard deviation if configured.
 
     Sources: Shao et al. 2024, arXiv:2402.03300; without division: Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO).
     Departure from verl-agent: the mean is over episodes, not over turns, so long episodes weigh no more.
@@ -191,7 +191,7 @@ def grpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 @estimator("rloo", "groups")
 def rloo(played: Trajectories, config: AdvantageConfig) -> Tensor:
-    """[T, E] each episode's return against the mean of the others of its group; `divide_by_std` is not read.
+    """Returns [T, E], each episode's return minus the mean of the others in its group; ignores `divide_by_std`.
 
     Source: Ahmadian et al. 2024, arXiv:2402.14740.
     """
@@ -202,16 +202,16 @@ def rloo(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 @estimator("gigpo", "groups", "states")
 def gigpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
-    """[T, E] GRPO and, beside it, each turn's return from there on against turns of its group in the very same state.
+    """Returns [T, E], GRPO plus each turn's return-to-go compared with the group's turns in an identical state.
 
     Source: Feng et al. 2025, arXiv:2505.10978, sec. 4.2; both divide by the population's standard deviation.
     """
     assert played.states is not None, "asked for"
     scaled, live = config.divide_by_std, played.is_live
     episodes = group_relative(episode_returns(played.rewards), played.groups, scaled, correction=0)
-    # Rounded: rewards that come in another order sum to the same number, and equal turns are known to be equal.
+    # Rounded, so that the order of summation does not matter and equal turns are recognised as equal.
     to_go = returns_to_go(played.rewards.double(), played.ends, config.gamma).float()
-    # a state is compared within its own group alone, so the pair of both is one number
+    # states are compared within their own group only, so the pair of both is one number
     keys = played.groups * (int(played.states.max()) + 1) + played.states
     turns = torch.zeros_like(to_go, dtype=torch.float64)
     turns[live] = group_relative(to_go[live], keys[live], scaled, correction=0)
@@ -219,12 +219,12 @@ def gigpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
 
 
 def turn_gae(rewards: Tensor, values: Tensor, next_values: Tensor, ends: Tensor, gamma: float, lam: float) -> Tensor:
-    """Generalised advantage of every turn, in reward units.
+    """Returns the generalised advantage of every turn, in reward units.
 
     Args:
         rewards: [T, E].
-        values: [T, E] before each answer.
-        next_values: [T, E] of the state that the turn led to, before any reset.
+        values: [T, E] values before each answer.
+        next_values: [T, E] values of the state after the turn, before any reset.
         ends: [T, E] whether the episode ended with this turn.
         gamma: discount per turn, in [0, 1].
         lam: in [0, 1]; 0 trusts the critic, 1 the rewards.
@@ -245,11 +245,11 @@ def turn_gae(rewards: Tensor, values: Tensor, next_values: Tensor, ends: Tensor,
 
 
 def token_gae(turn_returns: Tensor, token_values: Tensor, is_token: Tensor, gamma: float, lam: float) -> Tensor:
-    """Generalised advantage of every token, each answer by itself: its last token is paid the turn's return.
+    """Returns the generalised advantage of every token, for each answer alone: its last token gets the turn's return.
 
     Args:
-        turn_returns: [...] what the turn was worth in the end.
-        token_values: [..., N] the critic before each token.
+        turn_returns: [...] return of the turn.
+        token_values: [..., N] the critic's values before each token.
         is_token: [..., N] tokens that were sampled; they come first in each row.
         gamma: discount per token.
         lam: in [0, 1].
@@ -257,7 +257,7 @@ def token_gae(turn_returns: Tensor, token_values: Tensor, is_token: Tensor, gamm
     Returns:
         [..., N], 0 outside the answer.
     """
-    # as of turns, with the next token's value ahead, and 0 after the last one: its return holds all that follows
+    # as for turns, with the next token's value as bootstrap, and 0 after the last one, whose return includes the rest
     values = token_values * is_token
     later = torch.cat((is_token[..., 1:], torch.zeros_like(is_token[..., :1])), dim=-1)
     next_values = torch.cat((values[..., 1:], torch.zeros_like(values[..., :1])), dim=-1)
@@ -272,32 +272,32 @@ def token_gae(turn_returns: Tensor, token_values: Tensor, is_token: Tensor, gamm
 
 
 def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float) -> Tensor:
-    """[T, E] discounted sum of the rewards `[T, E]` from each turn to its episode's end, which `ends` marks."""
+    """Returns [T, E], the discounted sum of `rewards` `[T, E]` from each turn to its episode's end (`ends`)."""
     return turn_gae(rewards, torch.zeros_like(rewards), torch.zeros_like(rewards), ends, gamma, 1.0)
 
 
 def episode_returns(rewards: Tensor) -> Tensor:
-    """[E] float32 sums of `rewards` [T, E]; added in float64, so that their order makes no difference."""
+    """Returns [E], float32 sums of `rewards` [T, E], added in float64 so that their order makes no difference."""
     return rewards.double().sum(0).float()
 
 
 def group_relative(
     scores: Tensor, keys: Tensor, is_scaled: bool, *, correction: int = 1, leaves_one_out: bool = False
 ) -> Tensor:
-    """Each score less the mean of the scores that share its key.
+    """Returns each score minus the mean of the scores with the same key.
 
     Args:
-        scores: [B].
-        keys: [B] integers; equal ones are compared.
-        is_scaled: whether to divide by the standard deviation of the scores compared.
+        scores: [B] scores.
+        keys: [B] integers; scores with equal keys are compared.
+        is_scaled: whether to divide by the standard deviation of the compared scores.
         correction: 1 for the unbiased deviation, 0 for the population's.
-        leaves_one_out: whether the mean is that of the others alone.
+        leaves_one_out: whether the mean excludes the score itself.
 
     Returns:
-        [B] float64. Exactly 0 for a score that is alone, where common code keeps it as it is, and for groups whose
-        scores are equal, whatever their value: a rounded mean over a deviation of nothing would teach by chance.
+        [B] float64. Exactly 0 for a score that is alone in its group, where common code keeps it unchanged, and for
+        groups of equal scores, whatever their value: a rounded mean over a deviation of zero would teach noise.
     """
-    # A_i = R_i - mean_j R_j, over the j that share i's key, and over their standard deviation where that is wanted
+    # A_i = R_i - mean_j R_j, over all j with i's key, divided by their standard deviation if wanted
     wide = scores.double()
     _, members = keys.unique(return_inverse=True)
     zeros = torch.zeros_like(wide)
@@ -310,13 +310,13 @@ def group_relative(
     if is_scaled:
         spread = zeros.index_add(0, members, (wide - mean[members]).square())
         apart = apart / ((spread / (count - correction).clamp_min(1)).sqrt()[members] + _TINY)
-    return torch.where((most == least)[members], 0.0, apart)  # what is not a number stays so, to be met
+    return torch.where((most == least)[members], 0.0, apart)  # NaN stays NaN, to be noticed later
 
 
 def whiten(values: Tensor, chosen: Tensor) -> Tensor:
-    """`values` less their mean and over their deviation, both taken where `chosen` (same shape); 0 elsewhere.
+    """Returns `values` minus their mean over their deviation, both over `chosen` (same shape); 0 elsewhere.
 
-    Summed in float64, so that the order in which episodes came makes no difference.
+    Summed in float64, so that the order of episodes makes no difference.
     """
     kept = values[chosen].double()
     if not kept.numel():

@@ -1,23 +1,23 @@
 """Policy gradients for policies whose answers are sampled, as an RLlib algorithm. Run by runs/ and by Ray Tune.
 
-A VLM's reply and a VLA's chunk are both answers to an observation: they are sampled with a log-probability, credited
-by an estimator of advantages, and learned from by a clipped loss. PPO, GRPO, RLOO and GiGPO are its presets.
+A VLM's reply and a VLA's chunk are both answers to an observation: they are sampled with a log-probability, credited by
+an estimator of advantages, and trained with a clipped loss. PPO, GRPO, RLOO and GiGPO are presets of it.
 
 Sources: Schulman et al. 2017, arXiv:1707.06347 (PPO); Zhai et al. 2024, arXiv:2405.10292 (RL4VLM); Shao et al. 2024,
 arXiv:2402.03300 (GRPO); Li et al. 2025, arXiv:2509.09674 (SimpleVLA-RL). Departures:
 
-1. Many envs are played side by side and their answers sampled as one batch; log-probs are computed anew from exactly
-   what was stored.
-2. A reply that cannot be read changes nothing and costs the task's penalty; it is never turned into a random action.
-3. Values of states that a time limit cut off are bootstrapped.
-4. There is no dropout, neither in playing nor in learning, and log-probs are float32.
-5. Step sizes fall along half a cosine, once over the run; where there is a `kl_target` they also follow how far an
-   update has moved the policy, so that Adam's first steps cannot wreck it.
-6. A group is dropped where its scores do not differ (or not by more than the scorer's own noise), not by fixed bounds
-   on their mean; what is dropped counts in no denominator.
-7. The executed action is what has a probability: the two tokens of the top bin of a chunk count as one.
-8. With `draws` chunk, tokens of a chunk that share a random number are not independent, and the loss adds up their
-   log-probabilities as if they were: what is learned from is no longer the gradient of what was played.
+1. Many envs are played side by side and their answers sampled as one batch; log-probs are recomputed from exactly the
+   stored tokens.
+2. An unreadable reply changes nothing and costs the task's penalty; it never becomes a random action.
+3. Values of states cut off by a time limit are bootstrapped.
+4. There is no dropout, neither in rollouts nor in updates, and log-probs are float32.
+5. Step sizes decay along half a cosine, once over the run; with a `kl_target` they are also adapted to how far an
+   update has moved the policy, so that Adam's first steps cannot ruin it.
+6. A group is dropped if its scores do not differ (or not by more than the scorer's own noise), rather than by fixed
+   bounds on their mean; dropped groups count in no denominator.
+7. Probabilities belong to executed actions: the two tokens of the top bin of a chunk count as one.
+8. With `draws` chunk, tokens of a chunk that share a random number are not independent, but the loss adds up their
+   log-probabilities as if they were: the gradient then differs from that of the sampled distribution.
 """
 
 import logging
@@ -66,17 +66,18 @@ from rlvlm.rewards.temporal import TemporalNovelty
 logger = logging.getLogger(__name__)
 
 _MOST_OFF = 0.05
-"""Mean of |trainer / engine - 1| over sampled tokens before any step; above it the two are taken for two policies."""
+"""Mean of |trainer / engine - 1| over sampled tokens before any step above which the two count as different
+policies."""
 
 
 class PolicyGradient(BaseAlgorithm):
-    """One `train()` is one rollout and its update; evaluations and checkpoints come between."""
+    """One `train()` is one rollout and its update; evaluations and checkpoints happen in between."""
 
     config: TokenConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
 
     @classmethod
     def get_default_config(cls) -> TokenConfig:
-        """A config that still needs its task and its policy."""
+        """Returns a config that still lacks its task and its policy."""
         return TokenConfig(cls)
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -84,18 +85,18 @@ class PolicyGradient(BaseAlgorithm):
         if config.num_env_runners:
             check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
         super().setup(config)
-        torch.use_deterministic_algorithms(False)  # RLlib asks for it, and it forbids sampling on a GPU
+        torch.use_deterministic_algorithms(False)  # RLlib requests it, and it forbids sampling on a GPU
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         algo = self.config.algo
         self.learners: Learners[TokenLearner] = Learners(self.learner_group, algo.threads)
         self.learner = self.learners.local
         kind = ROLLOUTS[self.config.kind]
         self._viewer: Any = make_env(self.config.task, kind.viewer_settings(self.config), self.config.seed)
-        # a judge may look at other images than the policy, e.g. larger ones or from elsewhere
+        # a judge may see other images than the policy, e.g. larger ones or from another camera
         self._judge_viewer, drawn = self._viewer, self.config.judge_env
         if drawn is not None and drawn.for_evaluation() != self.config.env_settings.for_evaluation():
             self._judge_viewer = make_env(self.config.task, drawn.for_evaluation(), self.config.seed)
-        # the player in this process: the learner's own policy, or a copy that takes over the learners' weights
+        # the sampling policy in this process: the learner's own, or a copy that takes over the learners' weights
         self.policy: Any = self.config.policy_for(self._viewer) if self.learner is None else self.learner.policy
         if self.learner is None:
             self.learners.call_all("watch")
@@ -129,10 +130,10 @@ class PolicyGradient(BaseAlgorithm):
             algo, play, self._pack, self._labeller, self._is_compared, self._stats, plays_elsewhere
         )
         self.last_played: list[TokenEpisode] = []
-        """The greedy episodes of the last evaluation."""
+        """Greedy episodes of the last evaluation."""
 
     def _make_labeller(self) -> RewardLabeller:
-        """Gives turns their reward: from the sources that the config weighs."""
+        """Makes the labeller that rewards turns from the configured sources."""
         reward, scorer, novelty = self.config.reward, None, None
         if reward.scores:
             scorer = self._make_scorer(self.config.make_judge, remembers=self.rollouts.remembers)
@@ -141,7 +142,7 @@ class PolicyGradient(BaseAlgorithm):
         return RewardLabeller(reward, scorer, novelty, self.config.goal, draws_path=self._judge_viewer.draws_path)
 
     def _make_scorer(self, make_judge: Callable[[], Judge] | None, remembers: bool) -> Scorer:
-        """The scorer of turns or episodes; a judge is made by `make_judge`."""
+        """Makes the scorer of turns or episodes; `make_judge` makes its judge."""
         reward = self.config.reward
         return make_scorer(
             reward, self.config.task, self.config.seed,
@@ -150,10 +151,10 @@ class PolicyGradient(BaseAlgorithm):
         )  # fmt: skip
 
     def training_step(self) -> None:
-        """A rollout, each turn's credit, some passes of updates."""
+        """Runs a rollout, credits each turn, and makes some passes of updates."""
         self.prepare()
-        done = self.env_steps  # step sizes fall by what was done before this rollout
-        episodes = self.source.next()  # rolled out, labelled, without the groups that teach nothing
+        done = self.env_steps  # step sizes decay by the steps done before this rollout
+        episodes = self.source.next()  # rolled out, labelled, without useless groups
         self._learn_from(episodes, done)
         if watched := self.rollouts.watch(self.source.newest):
             self._readable.check(watched)
@@ -161,14 +162,14 @@ class PolicyGradient(BaseAlgorithm):
         self.log_round()
 
     def prepare(self, log: Callable[[str], None] = logger.info) -> bool:
-        """Tries the judge on what is known, and gives the policy its supervised start, once; the loss's reference is
+        """Tests the judge on known episodes, and gives the policy its supervised start, once; the loss's reference is
         the policy after it.
 
         Args:
-            log: takes a line on what is being done now.
+            log: receives progress messages.
 
         Returns:
-            Whether there is a policy that can act already.
+            Whether the policy can already act.
         """
         if self._is_prepared:
             return self.rollouts.can_act
@@ -179,24 +180,24 @@ class PolicyGradient(BaseAlgorithm):
         )  # fmt: skip
         self._stats.note(found)
         self.source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self.source.scorer_noise)
-        # the supervised start takes the learners' memory, as an update does
+        # the supervised start needs the learners' memory, as an update does
         with self._engine_asleep():
             measured = self.rollouts.start(self._viewer, partial(self._imitate, log=log), log)
             if not measured:
                 self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
             self.learners.call_all("begin")
-        self._version += 1  # other weights than those that the engine was given when it was made
+        self._version += 1  # its weights differ from those that the engine was created with
         self._stats.note({**measured, **self.rollouts.validate(measured, self._version, self.learners, log)})
         self._is_prepared = True
         return self.rollouts.can_act
 
     def _imitate(self, lessons: Lessons, log: Callable[[str], None]) -> float:
-        """Has the learners imitate what was shown, with what each answer counts; the policy that plays here follows
-        them. Returns the last loss.
+        """Has the learners imitate demonstrations with their weights; the sampling policy in this process follows.
+        Returns the last loss.
         """
         self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
         if self.learner is not None:
-            self.learner.log = log  # of learners elsewhere it is in the run's log
+            self.learner.log = log  # learners elsewhere write to the run's log
         sft = self.config.sft
         self.learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights)
         loss = self.learners.call("imitator.train", sft.updates)
@@ -204,11 +205,11 @@ class PolicyGradient(BaseAlgorithm):
         return loss
 
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
-        """Credits `episodes` and updates the policy by them, `done` env steps into the run; nothing of none."""
+        """Credits `episodes` and updates the policy with them, `done` env steps into the run; does nothing if empty."""
         began = time.monotonic()
         if self.rollouts.engine is not None:
             check_versions(episodes, self._version, self.config.algo.staleness)
-        # a critic of the state knows nothing in the first round: it learns from it, and the policy waits
+        # a critic of the state knows nothing in the first round: it is trained on it, while the policy waits
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
         if learned:
             ages = [self._version - float(episode.versions.mean()) for episode in learned if len(episode)]
@@ -221,12 +222,12 @@ class PolicyGradient(BaseAlgorithm):
             self._update_s = time.monotonic() - began
 
     def _gpus(self) -> list[tuple[str, str]]:
-        """The learners' GPUs."""
+        """Returns the learners' GPUs."""
         return [(node, gpu) for node, gpu in self.learners.call_all("gpu") if gpu]
 
     @contextmanager
     def _engine_asleep(self) -> Iterator[None]:
-        """While the context is open the learners have their GPUs for themselves."""
+        """Gives the learners their GPUs exclusively while the context is open."""
         engine = self.rollouts.engine
         if engine is None or not engine.shares_gpus:
             yield
@@ -235,14 +236,14 @@ class PolicyGradient(BaseAlgorithm):
         try:
             yield
         finally:
-            # first the learners give back what they hold unused: the engine needs that memory
+            # first the learners release unused memory, which the engine needs
             self.learners.call_all("free_gpu")
             engine.wake(self._gpus())
 
     def _warn_of_mismatch(self) -> None:
-        """Says once that the engine is not quite the policy that is trained."""
+        """Warns once that the engine differs from the policy in training."""
         if self.rollouts.engine is None or self.config.algo.staleness or self._is_warned:
-            return  # what is stale differs anyway
+            return  # stale samples differ anyway
         off = self.learners.call("report").get(metrics.UPDATE_FIRST_RATIO, 0.0)
         if off > _MOST_OFF:
             self._is_warned = True
@@ -252,29 +253,29 @@ class PolicyGradient(BaseAlgorithm):
             )  # fmt: skip
 
     def _sync_weights(self) -> None:
-        """Has the policy that plays in this process be the learners', bucket by bucket; engines read the same ones."""
+        """Loads the learners' weights into this process's policy, bucket by bucket; engines read the same ones."""
         buckets = self.learners.sync_to(self.policy, self.rollouts.bucket_bytes)
         self._buckets = [] if self.rollouts.engine is None else buckets
 
     def _pack(self) -> Any:
-        """The policy's weights as they are now, for a rollout."""
+        """Packs the policy's present weights for a rollout."""
         packed = self.rollouts.pack(self._version, self._buckets)
-        self._buckets = []  # what was given them keeps them, until the next ones come
+        self._buckets = []  # the packed weights keep them until the next ones come
         return packed
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """None: a rollout takes env runners back in that were lost, since no other thread may talk to them."""
+        """Returns none: a rollout takes back lost env runners itself, since no other thread may call them."""
         return []
 
     def flush_pending(self) -> None:
-        """Learns from what is under way, so that what is evaluated and saved next is of one moment."""
+        """Learns from running rollouts, so that evaluation and checkpoint are of the same moment."""
         for episodes in self.source.rest():
             self._learn_from(episodes, self.env_steps)
         if self.rollouts.engine is not None:
             self.rollouts.engine.use(self._pack())
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.core.metrics`."""
+        """Returns the newest metrics by their names in `rlvlm.core.metrics`."""
         engine = {} if self.rollouts.engine is None else self.rollouts.engine.report()
         critic = {} if self._critic is None else self._critic.report()
         seconds = {
@@ -287,24 +288,24 @@ class PolicyGradient(BaseAlgorithm):
         return self._stats.report() | learned | critic | engine | self._labeller.report() | measured
 
     def finish(self) -> None:
-        """Learns from what is still under way."""
+        """Learns from the rollouts still running."""
         self.flush_pending()
 
     def drain_records(self) -> list[ScoredItem]:
-        """Scores since the last call, with the truth beside them."""
+        """Returns scores since the last call, with the truth."""
         return self._labeller.drain_records()
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
-        """Episodes of the present policy, greedy and sampled, in envs of their own."""
+        """Evaluates the present policy, greedy and sampled, in envs of its own."""
         self.flush_pending()
         evaluation, self.last_played = self.rollouts.player().evaluate(num_episodes)
         return replace(evaluation, has_success=self._viewer.has_success)
 
     def rewarded(self, episodes: Sequence[PlayedEpisode]) -> list[PlayedEpisode]:
-        """`episodes` with what the judge says of each as it goes; as they are where no judge is asked.
+        """Returns `episodes` with the judge's running scores of each; unchanged if no judge is used.
 
         Raises:
-            JudgeUnavailable: it does not answer.
+            JudgeUnavailable: the judge does not answer.
         """
         if not self.config.reward.asks_judge or self.config.reward.rates_turns:
             return list(episodes)
@@ -319,35 +320,35 @@ class PolicyGradient(BaseAlgorithm):
         ]
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, H, W, 3] of `snapshots` [N, D]: in the task's own size, or by the first camera in `size_px`."""
+        """Returns images [N, H, W, 3] of `snapshots` [N, D]: in the task's own size, or by the first camera."""
         return self.rollouts.draw(self._viewer, snapshots, size_px)
 
     def draw_for_judge(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """The same as `draw`, as the judge is shown it."""
+        """Draws like `draw`, but as the judge sees it."""
         frames = self.rollouts.draw(self._judge_viewer, snapshots, size_px)
         return flip_if_configured(frames, self.config.reward)
 
     def paint_for_judge(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
-        """See the base: on an image that may be flipped."""
+        """Paints like the base method, on an image that may be flipped."""
         (drawn,) = flip_if_configured(image[None], self.config.reward)
         (painted,) = flip_if_configured(self._judge_viewer.draw_path(drawn, path)[None], self.config.reward)
         return painted
 
     def draw_all(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images [N, cameras * H, W, 3] of `snapshots` [N, D]: what a VLA sees, the first camera on top."""
+        """Returns images [N, cameras * H, W, 3] of `snapshots` [N, D]: a VLA's view, the first camera on top."""
         cameras = self._viewer.cameras
         return np.concatenate([self._viewer.draw(snapshots, size_px, camera) for camera in cameras], axis=1)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes everything that an exact continuation needs; complete or not at all.
+        """Writes everything needed to resume exactly, atomically.
 
-        Encoded images are forgotten: a continuation begins without it, and encoding images in other batches
-        would change their last bits.
+        Encoded images are forgotten: a resumed run starts without them, and encoding images in other batches would
+        change their last bits.
 
         Raises:
             MachineError: the disk is full or cannot be written.
         """
-        self.flush_pending()  # what is under way has no state of its own
+        self.flush_pending()  # running rollouts cannot be saved
         tree = {
             "runner": self.rollouts.group.get_state(),
             "learner": self.learners.call("save_tree"),
@@ -364,13 +365,13 @@ class PolicyGradient(BaseAlgorithm):
         self._forget_images()
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
+        """Resumes from a checkpoint of the same config, bit-identical to an uninterrupted run.
 
-        With `algo.staleness` a checkpoint waits for what is under way, which changes the run's course: runs are equal
-        where their checkpoints were made at the same steps.
+        With `algo.staleness` a checkpoint waits for running rollouts, which changes the run's course: runs are equal if
+        their checkpoints were made at the same steps.
 
         Raises:
-            CorruptCheckpoint: a file is missing or differs from what was written.
+            CorruptCheckpoint: a file is missing or has changed since it was written.
         """
         tree = load_tree(Path(checkpoint_dir))
         self.rollouts.group.set_state(tree["runner"])
@@ -396,7 +397,7 @@ class PolicyGradient(BaseAlgorithm):
         self.learners.call_all("forget_images")
 
     def cleanup(self) -> None:
-        """Closes the engine, too."""
+        """Closes the engine too."""
         self.source.close()
         super().cleanup()
         if self.rollouts.engine is not None:
@@ -404,7 +405,7 @@ class PolicyGradient(BaseAlgorithm):
 
 
 class PolicyGradientAlgorithmConfig(TokenConfig):
-    """RLlib's config of `PolicyGradient`."""
+    """Config of `PolicyGradient` for RLlib."""
 
     def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
         super().__init__(algo_class or PolicyGradient, algo)
@@ -428,6 +429,6 @@ def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: in
 
 
 def _without_memory(make_judge: Callable[[], Judge] | None) -> Judge:
-    """A judge that answers the same question anew each time."""
+    """Makes a judge that answers repeated questions anew each time."""
     assert make_judge is not None, "the config has checked that there is one where one is asked"
     return without_memory(make_judge())

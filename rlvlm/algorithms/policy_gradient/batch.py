@@ -1,4 +1,4 @@
-"""Batch of an update: the turns of episodes with their advantages, as columns to be cut into minibatches."""
+"""Batch of an update: the turns of episodes with their advantages, as columns to be split into minibatches."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,42 +22,42 @@ from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, look
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """M turns, in the order in which they were played, ready to be cut into minibatches."""
+    """M turns, in the order in which they were played, ready to be split into minibatches."""
 
     obs: Observations
-    """M."""
+    """Observations of the M turns."""
     answers: tuple[Answer, ...]
-    """M, as their policy reads them."""
+    """M answers, in the policy's own form."""
     lengths: IntArray
     """[M] elements of each answer."""
     log_probs: Tensor
-    """[M, N] when they were sampled; the trainer's own where the engine's are corrected."""
+    """[M, N] log-probs at sampling; the trainer's own if the engine's are corrected."""
     weights: Tensor
-    """[M, N] as `losses.token_weights` gives them; 0 for elements that teach nothing."""
+    """[M, N] weights from `losses.token_weights`; 0 for elements without a loss."""
     is_action: Tensor
-    """[M, N]."""
+    """[M, N] mask of elements that belong to the action."""
     values: Tensor
-    """[M] or, where elements have values, [M, N], when they were sampled."""
+    """[M] or, with a value per element, [M, N]: values at sampling."""
     advantages: Tensor
-    """[M] or [M, N], as `values`."""
+    """[M] or [M, N] advantages, shaped like `values`."""
     returns: Tensor | None
-    """[M] or [M, N], as `values`: the critic's targets; None without a critic."""
+    """[M] or [M, N] targets of the critic, shaped like `values`; None without a critic."""
     reference: Tensor | None
-    """[M, N] log-probs of the policy that learning started from, where they are needed."""
+    """[M, N] log-probs of the policy from which learning started, if needed."""
     slots: Tensor
-    """[M] env of each turn: turns of one env are not independent."""
+    """[M] env of each turn: turns of the same env are not independent."""
     action_size: int
-    """Elements of an action, of chunks; 1 of replies."""
+    """Elements of an action, for chunks; 1 for replies."""
     chunk_elements: int
-    """Elements that teach of a chunk that is played whole; 0 of replies, each of which is whole."""
+    """Trained elements of a completely executed chunk; 0 for replies, which are always complete."""
     extras: Mapping[str, Tensor]
-    """[M] or [M, N] by name, what the loss asks for beside these."""
+    """[M] or [M, N] by name: further inputs requested by the loss."""
     mismatch: Mapping[str, float]
-    """How far the engine is from the trainer, by names of `rlvlm.core.metrics`; empty where it was not measured."""
+    """Difference between engine and trainer, by names in `rlvlm.core.metrics`; empty if not measured."""
 
     @property
     def explained(self) -> float:
-        """Share of the returns' variance that the critic explains; 0 without a critic."""
+        """Share of the returns' variance explained by the critic; 0 without a critic."""
         if self.returns is None:
             return 0.0
         kept = self.weights > 0 if self.returns.ndim == 2 else torch.ones_like(self.returns, dtype=torch.bool)
@@ -67,7 +67,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The M turns of some episodes in the order in which an update has them."""
+    """The M turns of some episodes in the order of an update."""
 
     episodes: Sequence[TokenEpisode]
     indices: list[tuple[int, int]]
@@ -77,21 +77,21 @@ class Rows:
 
     @property
     def grid(self) -> tuple[Tensor, Tensor]:
-        """Indices of the rows in an array [T, E]."""
+        """Returns the indices of the rows in an array [T, E]."""
         turns, episodes = torch.tensor(self.indices).T
         return turns, episodes
 
     def of(self, name: str) -> list[Any]:
-        """The episodes' values of `name`, one for each row."""
+        """Returns the episodes' values of `name`, one for each row."""
         return [getattr(self.episodes[e], name)[t] for t, e in self.indices]
 
     def padded(self, name: str) -> Tensor:
-        """[M, N] the same of elements, padded on the right."""
-        # copied: what came through Ray may not be written, which torch warns of
+        """Returns [M, N], such values per element, padded on the right."""
+        # copied: arrays from Ray are read-only, about which torch warns
         return _padded([torch.from_numpy(np.array(elements)) for elements in self.of(name)])
 
     def observed(self) -> Observations:
-        """The observation before each answer."""
+        """Returns the observation before each answer."""
         pairs = [(self.episodes[e].obs, t) for t, e in self.indices]
         return Observations(
             images=tuple(obs.images[t] for obs, t in pairs),
@@ -102,7 +102,7 @@ class Rows:
 
 
 def order_rows(episodes: Sequence[TokenEpisode]) -> Rows:
-    """The turns of `episodes`: pieces of envs side by side round by round, whole episodes one after the other."""
+    """Returns the turns of `episodes`: pieces of parallel envs round by round, whole episodes one after the other."""
     # all chunks of a rollout are of its round 0, so that they come episode by episode
     slots = [e if episode.chunks else episode.slot for e, episode in enumerate(episodes)]
     order = sorted(
@@ -114,13 +114,13 @@ def order_rows(episodes: Sequence[TokenEpisode]) -> Rows:
 
 
 class BatchMaker:
-    """Gives every turn its credit, by what the policy, its critic and the reference say before an update.
+    """Credits every turn, using the policy's, its critic's and the reference's predictions before an update.
 
-    What equal turns have in common is computed once, and several learners share the work.
+    Repeated turns are computed once, and several learners share the work.
 
     Args:
-        policy: in training.
-        env: draws what the policy has not seen, and says how long actions and episodes are.
+        policy: policy in training.
+        env: env that draws images the policy has not seen, and gives the sizes of actions and episodes.
         algo: estimator, temperature, scale of rewards and size of micro-batches.
     """
 
@@ -128,16 +128,16 @@ class BatchMaker:
         self.policy, self.env, self._algo = policy, env, algo
         self.estimator = find_estimator(algo.advantage.estimator)
         self.has_token_values = "token_values" in self.estimator.needs
-        """Whether the critic is asked before every element."""
+        """Whether the critic predicts a value before every element."""
         self.start: Mapping[str, Tensor] = {}
-        """Weights of the policy that learning started from, the reference, by name."""
+        """Weights of the policy from which learning started, the reference, by name."""
 
     def make(self, episodes: Sequence[TokenEpisode]) -> Batch:
-        """The turns of `episodes` with what each was worth."""
+        """Returns the turns of `episodes` with their advantages."""
         algo, device, rows = self._algo, self.policy.device, order_rows(episodes)
         obs, answers, chunks = rows.observed(), tuple(rows.of("answers")), episodes[0].chunks
         old, mask = rows.padded("log_probs"), rows.padded("masks")
-        # elements of an action lie side by side; a flow draws each of them several times
+        # elements of an action are adjacent; a flow samples each of them several times
         action_size = chunks[0].shape[1] if chunks else 1
         weights = token_weights(
             self._is_run(rows), torch.tensor([e for _, e in rows.indices]), len(episodes), algo.loss.average,
@@ -154,7 +154,7 @@ class BatchMaker:
         if algo.loss.kl_weight:
             own = self.policy.trained_state()
             start = {name: rejoined(value, own[name]) for name, value in self.start.items()}
-            with self.policy.with_weights(start):  # no second copy of the network: what learns is swapped
+            with self.policy.with_weights(start):  # no second copy of the network: only trained weights are swapped
                 reference = _padded(self._each_once(obs, rows, self._log_probs)).to(device)
         extras = {name: column.to(device) for name, column in self._extras(episodes, rows.indices).items()}
         return Batch(
@@ -176,14 +176,14 @@ class BatchMaker:
         )
 
     def _is_run(self, rows: Rows) -> Tensor:
-        """[M, N] elements that count in means: a chunk that an episode's end cut short has some that were not run."""
+        """Returns [M, N], elements that count in means: those not run, after an episode's end, do not."""
         if rows.episodes[0].runs:
             return rows.padded("runs")
         lengths = torch.tensor([len(log_probs) for log_probs in rows.of("log_probs")])
         return torch.arange(int(lengths.max())) < lengths[:, None]
 
     def _longest(self, num_elements: int, chunks: Sequence[FloatArray]) -> int:
-        """Actions of the longest possible episode, each as often as a chunk's elements draw it."""
+        """Returns the number of elements of the longest possible episode."""
         if not chunks:
             return self._algo.max_reply_tokens
         return self.env.episode_steps * num_elements // chunks[0].size
@@ -191,22 +191,22 @@ class BatchMaker:
     def _corrected(
         self, rows: Rows, obs: Observations, old: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor | None, dict[str, float]]:
-        """Log-probs that the ratio starts at, what each element counts, and how far the engine was from the trainer."""
+        """Returns the ratio's reference log-probs, each element's importance weight, and the engine's mismatch."""
         loss = self._algo.loss
-        if loss.correction in ("auto", "none"):  # a run has said what auto means for its engine
+        if loss.correction in ("auto", "none"):  # a run has resolved auto for its engine
             return old, None, {}
         sampled = self._is_run(rows) & mask
         own = _padded(self._each_once(obs, rows, self._log_probs))
         counts = truncated_importance(own, old, sampled, loss)
-        # from here on the ratio starts at the trainer's own policy
+        # from here on ratios are relative to the trainer's own policy
         return own, counts, mismatch_of(own[sampled], old[sampled], counts[sampled], loss.correction_cap)
 
     def _extras(self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """[M] or [M, N] what the episodes carry and the loss asks for beside what every batch has, by name.
+        """Returns [M] or [M, N], the episodes' extra tensors that the loss requests, by name.
 
         Raises:
-            UsageError: it has another length than the episode's turns or answers.
-            NumericsError: it is not finite.
+            UsageError: one has another length than the episode's turns or answers.
+            NumericsError: one is not finite.
         """
         who, ask = self._algo.loss.policy, find_policy_loss(self._algo.loss.policy).extras
         given = [{**episode.extras, **({} if ask is None else ask(episode))} for episode in episodes]
@@ -230,13 +230,13 @@ class BatchMaker:
     def _valued(
         self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]], obs: Observations
     ) -> Sequence[TokenEpisode]:
-        """`episodes` with the values that their engine, having no value head, left NaN: the critic's before the update,
-        and 0 where no critic is used.
+        """Returns `episodes` with values that their engine, lacking a value head, left NaN: the critic's before the
+        update, or 0 if no critic is used.
         """
         if not any(np.isnan(episode.values).any() for episode in episodes):
             return episodes
         values = [np.zeros(len(episode), np.float32) for episode in episodes]
-        # a value does not depend on the answer: the critic is asked before it
+        # values do not depend on the answer: the critic predicts before it
         if self.estimator.has_critic and self._algo.advantage.values == "policy":
             found = self._each_once(obs, None, self._values)
             for (t, e), value in zip(rows, found, strict=True):
@@ -246,7 +246,7 @@ class BatchMaker:
     def _trajectories(
         self, episodes: Sequence[TokenEpisode], rows: Rows, obs: Observations, token_values: Tensor | None, mask: Tensor
     ) -> Trajectories:
-        """The inputs of the advantage estimator."""
+        """Returns the inputs of the advantage estimator."""
         needs, indices = self.estimator.needs, rows.grid
         shape = (max(map(len, episodes)), len(episodes))
 
@@ -260,18 +260,18 @@ class BatchMaker:
                 [torch.from_numpy(np.array(getattr(episode, name))) for episode in episodes]
             )
 
-        # episodes are of unequal length: what lies behind an end is dead, and its numbers are never read
+        # episodes have different lengths: entries after an end are dead, and never read
         is_live = grid(torch.ones(len(rows.indices), dtype=torch.bool))
         last = [len(episode) - 1 for episode in episodes], list(range(len(episodes)))
         ends = ~is_live
         ends[last] = torch.tensor([episode.is_over for episode in episodes])
         values = columns("values").float()
         next_values = torch.cat([values[1:], torch.zeros_like(values[:1])])
-        next_values[last] = 0.0  # what follows the last turn: nothing, unless a time limit or the rollout's end cut it
+        next_values[last] = 0.0  # after the last turn: 0, unless a time limit or the rollout's end cut it
         has_own_values = self.estimator.has_critic and self._algo.advantage.values == "policy"
-        # V(s_T) where the episode was cut: the critic is asked about the state that its last turn led to
+        # V(s_T) if the episode was cut: the critic predicts the value of the state after its last turn
         cut = [e for e, episode in enumerate(episodes) if not episode.terminated]
-        # in the order in which they were played: micro-batches, and with them last bits, then depend on nothing else
+        # in the order of play, so that micro-batches, and hence last bits, depend on nothing else
         cut.sort(key=lambda e: (episodes[e].played_at[-1], episodes[e].slot))
         if has_own_values and cut:
             after = Observations.joined([episodes[e].obs.at([len(episodes[e])]) for e in cut])
@@ -279,7 +279,7 @@ class BatchMaker:
             next_values[[len(episodes[e]) - 1 for e in cut], cut] = torch.stack(found)
         states = None
         if "states" in needs:
-            numbers: dict[Hashable, int] = {}  # the same image and words: the policy cannot tell such states apart
+            numbers: dict[Hashable, int] = {}  # the same image and text: the policy cannot distinguish such states
             pairs = zip(obs.images, obs.texts, strict=True)
             states = grid(torch.tensor([numbers.setdefault(pair, len(numbers)) for pair in pairs]))
         return Trajectories(
@@ -297,15 +297,15 @@ class BatchMaker:
     def _each_once(
         self, obs: Observations, rows: Rows | None, compute: Callable[[Observations, Sequence[Answer]], Tensor]
     ) -> list[Tensor]:
-        """Result of `compute` for each row, in micro-batches; equal rows are computed once, and learners share the
-        work.
+        """Returns `compute`'s result for each row, in micro-batches; equal rows are computed once, and learners share
+        the work.
 
-        Envs that are played side by side meet: the policy saw and answered the very same.
+        Parallel envs often coincide: the policy saw and answered exactly the same.
 
         Args:
             obs: M.
-            rows: M, whose answers are asked about, and whose elements are given back; None: `compute` needs none.
-            compute: gives [B, ...] of B observations and their answers.
+            rows: M rows, whose answers and elements are used; None if `compute` needs none.
+            compute: returns [B, ...] for B observations and their answers.
         """
         answers: Sequence[Answer] = [{}] * len(obs) if rows is None else rows.of("answers")
         sizes = None if rows is None else [len(log_probs) for log_probs in rows.of("log_probs")]
@@ -320,7 +320,7 @@ class BatchMaker:
         def all_of(some: Sequence[int]) -> list[Tensor]:
             found: dict[int, Tensor] = {}
             parts = self.micro_batches(obs, answers, some)
-            # the last passes of some learners count for nothing, see `micro_batches`
+            # the last passes of some learners have no effect, see `micro_batches`
             for part in parts + [list(some[:1])] * (self.agree(len(parts)) - len(parts)):
                 look(self.policy, self.env, obs.at(part), self.agree)
                 table = compute(obs.at(part), [answers[row] for row in part]).cpu()
@@ -333,13 +333,13 @@ class BatchMaker:
         return [computed[key] for key in keys]
 
     def micro_batches(self, obs: Observations, answers: Sequence[Answer], rows: Sequence[int]) -> list[list[int]]:
-        """`rows` in the parts that go through the policy at once; learners that gather weights together call it
-        together, and must make equally many passes.
+        """Splits `rows` into micro-batches; learners that gather weights together call it together, because they must
+        make equally many passes.
 
         Args:
             obs: M.
-            answers: M; empty ones where prompts alone are read.
-            rows: of them.
+            answers: M; empty ones if only prompts are read.
+            rows: rows to split.
         """
         algo = self._algo
         if not algo.microbatch_tokens:
@@ -349,13 +349,13 @@ class BatchMaker:
         parts = [rows[begin : begin + SHOWN_AT_ONCE] for begin in range(0, len(rows), SHOWN_AT_ONCE)]
         for number in range(self.agree(len(parts))):
             part = parts[number] if number < len(parts) else []
-            # how many tokens an image makes is known once it was looked at
+            # an image's number of tokens is known once it was encoded
             look(self.policy, self.env, obs.at(part or [0]), self.agree)
             lengths += self.policy.lengths(obs.at(part), [answers[row] for row in part]) if part else []
         return [[rows[index] for index in part] for part in pack(lengths, algo.microbatch_tokens)]
 
     def agree(self, count: int) -> int:
-        """`count`, or the largest of all learners' where they gather weights together."""
+        """Returns `count`, or the maximum over all learners if they gather weights together."""
         return largest(count) if self._algo.shard else count
 
     def _values(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
@@ -373,19 +373,19 @@ class BatchMaker:
 
 
 def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> dict[str, float]:
-    """How far the engine that sampled K tokens is from the trainer, by names of `rlvlm.core.metrics`.
+    """Returns the difference between the engine that sampled K tokens and the trainer, as metrics.
 
     Args:
-        trainer: [K] log-probabilities under the weights that are trained.
-        engine: [K] those that came with the tokens.
-        counts: [K] as `truncated_importance` gives them.
-        cap: the largest of these.
+        trainer: [K] log-probabilities under the weights in training.
+        engine: [K] log-probabilities from the engine.
+        counts: [K] importance weights from `truncated_importance`.
+        cap: maximum of these weights.
     """
     if not len(trainer):
         return {}
     log_ratio = trainer - engine
     return {
-        metrics.ENGINE_KL: float(k3(engine, trainer).mean()),  # of the engine from the trainer: its tokens are its own
+        metrics.ENGINE_KL: float(k3(engine, trainer).mean()),  # engine relative to trainer: the tokens are its own
         metrics.ENGINE_MAX_RATIO: float(log_ratio.abs().max().exp()),
         metrics.ENGINE_TRUNCATED: float((counts >= cap).float().mean()),
     }
@@ -396,11 +396,11 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in `lengths` [B], the longest first, in parts whose longest times their number is at most `max_tokens`.
+    """Returns the indices of `lengths` [B], longest first, in parts whose padded size is at most `max_tokens`.
 
-    That is what a part costs, for shorter rows are padded; one that is longer than `max_tokens` is a part of its own.
+    The padded size, longest times number, is the cost of a part; a row longer than `max_tokens` is a part of its own.
     """
-    # longest first: the first of a part is then its longest, and decides what the rest are padded to
+    # longest first: the first of a part then decides the padding of the rest
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if parts and lengths[parts[-1][0]] * (len(parts[-1]) + 1) <= max_tokens:

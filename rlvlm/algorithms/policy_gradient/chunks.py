@@ -1,5 +1,5 @@
-"""Plays envs that are driven by chunks of actions with a policy: the sampler draws them, `play_chunks` plays whole
-episodes side by side, the runner those of a run, in the learner's process or as an actor.
+"""Rollouts of policies in envs in chunks: the sampler draws chunks, `play_chunks` plays whole episodes side by side,
+the runner those of a run, in the learner's process or as an actor.
 """
 
 import threading
@@ -41,26 +41,26 @@ _FIX = "mend the env; rlvlm check-task looks at it"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkSampler:
-    """How chunks are drawn, or taken, of a policy."""
+    """Settings and state of sampling chunks from a policy."""
 
     policy: VLAPolicy
     env: ChunkEnv
-    """Draws what the policy looks at."""
+    """Env that draws the policy's images."""
     algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
-    """Temperature, and what is explored."""
+    """Temperature, and explored dimensions."""
     greedy: bool = True
-    """Whether the likeliest chunks are taken."""
+    """Whether to take the most likely chunks."""
     is_rollout: bool = False
-    """Whether random numbers are shared as `algo.draws` says, which evaluations never do."""
+    """Whether random numbers are shared as `algo.draws` says, never in evaluations."""
     generator: torch.Generator | None = None
     """Generator that samples chunks, on the CPU."""
     version: int = 0
     """Version of the weights."""
     lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    """Held while the policy is used, where several threads play with it."""
+    """Lock held while the policy is used, if several threads play with it."""
 
     def act(self, obs: Observations) -> list[SampledChunk]:
-        """A chunk for each observation."""
+        """Returns a chunk for each observation."""
         with self.lock:
             return self._act(obs)
 
@@ -86,7 +86,7 @@ class ChunkSampler:
 
 
 def check_chunks(drawn: SampledChunks, num: int, env: ChunkEnv, who: str) -> None:
-    """Raises unless `num` chunks for `env` are what `SampledChunks` says they are; `who` gave them.
+    """Raises unless `num` chunks for `env` have the form of `SampledChunks`; `who` returned them.
 
     Raises:
         UsageError: they have another form.
@@ -114,18 +114,18 @@ def check_chunks(drawn: SampledChunks, num: int, env: ChunkEnv, who: str) -> Non
 def play_chunks(
     envs: ChunkEnvs, task: str, state_ids: NDArray[np.int64], groups: NDArray[np.int64], sampler: ChunkSampler
 ) -> list[TokenEpisode]:
-    """Whole episodes, in the order of `state_ids`; those that end early are neither driven nor looked at any more, and
-    those whose env was lost are left out.
+    """Plays whole episodes and returns them in the order of `state_ids`; those that end early are no longer stepped or
+    observed, and those with a lost env are left out.
 
     Args:
-        envs: driven side by side, as many at once as they say.
-        task: their name.
+        envs: envs stepped side by side, in batches that they choose.
+        task: name of the task.
         state_ids: [N] initial states.
-        groups: [N] the group that each belongs to: equal groups, equal initial states.
-        sampler: answers what is observed.
+        groups: [N] group of each: equal groups, equal initial states.
+        sampler: answers the observations.
 
     Raises:
-        NumericsError: what an env shows or gives is not finite.
+        NumericsError: an env returned a non-finite observation or reward.
     """
 
     def act(slots: Sequence[ChunkSlot]) -> list[SampledChunk]:
@@ -149,28 +149,27 @@ def play_chunks(
         if own:
             rewards = np.concatenate([played[index].env_rewards for index in own])
             check_finite(f"the env {task}", _FIX, {"rewards": rewards}, {"state_ids": state_ids[indices]})
-    # an env may play its episodes in batches of like ones; the caller gets them in the order it asked for
+    # an env may play its episodes in batches of similar ones; the caller gets them in the requested order
     return [played[index] for index in sorted(played)]
 
 
 def play_held_out(
     sampler: ChunkSampler, envs: ChunkEnvs, state_ids: NDArray[np.int64], greedy: bool
 ) -> list[TokenEpisode]:
-    """Whole episodes of an evaluation, as `play_chunks` gives them; `slot` is the place of each in `state_ids`."""
-    # the same draws each time: evaluations differ by the policy alone
+    """Plays whole episodes of an evaluation, as `play_chunks` does; `slot` is each one's index in `state_ids`."""
+    # the same random numbers each time: evaluations differ only by the policy
     own = replace(sampler, greedy=greedy, generator=torch.Generator().manual_seed(0))
     return play_chunks(envs, "", state_ids, np.arange(len(state_ids)), own)
 
 
 class ChunkRunner(BaseRunner):
-    """Envs in chunks side by side, persistent, each group from an initial state of its own.
+    """Persistent parallel envs in chunks; each group has an initial state of its own.
 
-    In the learner's process it plays with the very policy that is trained (`policy` is set from outside). An actor has
-    a policy of its own, whose weights come with every round. Initial states and tokens come from generators of the
-    runner's own.
+    In the learner's process it plays with the policy in training (`policy` is set from outside). An actor has a
+    copy of it, whose weights come with every round. Initial states and tokens come from generators of its own.
 
     Args:
-        config: of the algorithm.
+        config: config of the algorithm.
         worker_index: 0 in the learner's process, from 1 on elsewhere.
     """
 
@@ -191,13 +190,11 @@ class ChunkRunner(BaseRunner):
 
     @cached_property
     def held_out_env(self) -> ChunkEnv:
-        """An env of held-out starts; in the learner's process it is set from outside."""
+        """Returns an env with held-out starts; in the learner's process it is set from outside."""
         return make_env(self.config.task, self.config.env_settings.for_evaluation(), self.config.seed)
 
     def _envs_of(self, settings: EnvConfig, local: ChunkEnv, group_size: int, number: int = 0) -> ChunkEnvs:
-        """Envs of `settings`, as `local` is one: stepped here, or by workers of this runner's own; `number` as of
-        `WorkerEnvs`.
-        """
+        """Returns envs of `settings`, like `local`, stepped here or by workers; `number` as in `WorkerEnvs`."""
         if not self.config.algo.env_workers:
             return self._envs if local is self.chunk_env else local.many()
         key = settings, group_size, number
@@ -213,11 +210,11 @@ class ChunkRunner(BaseRunner):
         return envs
 
     def begin(self, restart: int = 0) -> None:
-        """Random numbers and groups that no other runner or restart has.
+        """Starts random numbers and group numbers that no other runner or restart has.
 
         Args:
-            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's numbers are
-                those that a runner in the learner's process would have.
+            restart: number of times a lost runner was replaced; 0 at the start, when the first actor's numbers equal
+                those of a runner in the learner's process.
         """
         branch, seed = self.branch(restart), self.config.seed
         self._states = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5, *branch)))
@@ -230,13 +227,13 @@ class ChunkRunner(BaseRunner):
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - its callers pass these
         self, *, num_groups: int, statistics: str = "", version: int = 0, players: Sequence[int] = ()
     ) -> Rollout:
-        """Whole episodes, a group of each of some initial states.
+        """Plays whole episodes, a group from each of some initial states.
 
         Args:
-            num_groups: of all players together.
-            statistics: of the policy, where it is not the very one that is trained.
-            version: of the policy's weights.
-            players: numbers of the runners that share the groups out; empty: this one plays all.
+            num_groups: number of groups of all players together.
+            statistics: statistics of the policy, if it is not the one in training.
+            version: version of the policy's weights.
+            players: numbers of the runners that share the groups; empty: this one plays all.
         """
         algo, own = self.config.algo, len(self._dealt(num_groups, players))
         if not own:
@@ -252,7 +249,7 @@ class ChunkRunner(BaseRunner):
         )  # fmt: skip
         episodes = self._played(state_ids.repeat(algo.group_size), groups.repeat(algo.group_size), sampler)
         if not self.worker_index:
-            return episodes, []  # the learner's own policy has looked at them
+            return episodes, []  # the learner's own policy has seen their images
         images = put_images(self.policy.images.items(), episodes)
         self.policy.images.clear()
         return episodes, images
@@ -260,7 +257,7 @@ class ChunkRunner(BaseRunner):
     def _played(
         self, state_ids: NDArray[np.int64], groups: NDArray[np.int64], sampler: ChunkSampler
     ) -> list[TokenEpisode]:
-        """The episodes of a rollout, group by group; asynchronous, in two halves of whole groups.
+        """Plays the episodes of a rollout, group by group; if asynchronous, in two halves of whole groups.
 
         While workers step the envs of one half, the policy samples for the other.
         """
@@ -269,7 +266,7 @@ class ChunkRunner(BaseRunner):
             return play_chunks(self._envs_of(settings, self.chunk_env, size), task, state_ids, groups, sampler)
         middle = (len(groups) // size + 1) // 2 * size
         halves = [half for half in (range(middle), range(middle, len(groups))) if half]
-        # made here and not in a thread: envs, and random numbers of each half's own, whichever half is faster
+        # made here rather than in a thread, so that envs and random numbers of each half do not depend on timing
         seeds = torch.randint(2**62, (2,), generator=self._tokens).tolist()
         parts = [
             (
@@ -289,13 +286,13 @@ class ChunkRunner(BaseRunner):
     def evaluate(
         self, *, state_ids: NDArray[np.int64], greedy: bool, statistics: str = "", players: Sequence[int] = ()
     ) -> Rollout:
-        """A whole episode from each of some held-out states, as `play_held_out` gives them, without images.
+        """Plays a whole episode from each of some held-out states, as `play_held_out` does, without returning images.
 
         Args:
-            state_ids: [N] of all players together.
-            greedy: whether the likeliest chunks are taken.
-            statistics: as `sample` takes them.
-            players: likewise.
+            state_ids: [N] initial states of all players together.
+            greedy: whether to take the most likely chunks.
+            statistics: see `sample`.
+            players: see `sample`.
         """
         own = self._dealt(len(state_ids), players)
         if not own:
@@ -310,26 +307,24 @@ class ChunkRunner(BaseRunner):
         return [replace(episode, slot=own[episode.slot]) for episode in episodes], []
 
     def _dealt(self, count: int, players: Sequence[int]) -> range:
-        """Which of `count` groups or episodes fall to this runner; all, where there are no other `players`."""
+        """Returns this runner's part of `count` groups or episodes; all if there are no other `players`."""
         if not players:
             return range(count)
-        # dealt out in turns, as every runner can tell by itself: none has to be asked how many it plays
+        # dealt out in turn, which every runner can compute by itself
         is_player = self.worker_index in players
         return range(players.index(self.worker_index), count, len(players)) if is_player else range(0)
 
     def act(self, *, values: FloatArray, **turn: Any) -> Rollout:
-        """What `sample`, or `evaluate` where states are named, gives with the policy whose weights that learn are
-        `values` `[P]`; for actors.
-        """
+        """Calls `sample`, or `evaluate` if states are given, with the trained weights `values` `[P]`; for actors."""
         weights = list(self.policy.trained_state().values())
         for own, came in zip(weights, torch.tensor(values).split([own.numel() for own in weights]), strict=True):
             own.copy_(came.view_as(own))
         return self.evaluate(**turn) if "state_ids" in turn else self.sample(**turn)
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """Snapshots and chunks, for RLlib; policies see images and words instead."""
+        """Returns the spaces of snapshots and chunks, for RLlib; policies see images and text instead."""
         snapshots = gym.spaces.Box(-np.inf, np.inf, (self.chunk_env.snapshot_size,), np.float32)
-        # an action of RLlib's is a whole chunk: L actions of the env
+        # an action in RLlib's sense is a whole chunk: L actions of the env
         low = np.tile(self.chunk_env.action_low, (self.chunk_env.chunk_steps, 1))
         high = np.tile(self.chunk_env.action_high, (self.chunk_env.chunk_steps, 1))
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Box(low, high, dtype=np.float32))}
@@ -341,7 +336,7 @@ class ChunkRunner(BaseRunner):
             ray.kill(worker)
 
     def save_tree(self) -> dict[str, Any]:
-        """Generators and the next group's number; between rounds no episode is under way."""
+        """Returns generators and the next group's number; between rounds no episode is running."""
         return {
             "states": self._states.bit_generator.state,
             "tokens": self._tokens.get_state().numpy(),

@@ -1,4 +1,4 @@
-"""A critic of episodes in chunks: what score to expect, from the simulator's state, so that each chunk gets its own
+"""A critic of episodes in chunks: predicts the score from the simulator's state, so that each chunk gets its own
 credit. The algorithm has it fill in the values of every update's episodes.
 
 Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees the state, for a policy that sees images); Schulman et
@@ -24,7 +24,7 @@ from rlvlm.core.steps import FloatArray
 from rlvlm.envs.env import ChunkEnv
 
 _WIDE = 5.0
-"""Features are cut to so many standard deviations."""
+"""Maximum of features, in standard deviations; larger ones are clipped."""
 _LEAST_STD = 1e-4
 """Minimum standard deviation of a feature, in its own units; one that varies less counts as constant."""
 _WEIGHT_DECAY = 1e-3
@@ -33,13 +33,13 @@ _WEIGHT_DECAY = 1e-3
 class Critic(Stateful):
     """Predicts an episode's score before each of its chunks.
 
-    Args:
-        config: sizes and step sizes.
-        env: of the task.
+    config: sizes and step sizes.
+        env: env of the task.
+        seed: seed of weights and minibatches.
         seed: of weights and minibatches.
 
     Raises:
-        UsageError: the env's snapshots name images, and say nothing of its state.
+        UsageError: the env's snapshots refer to images, and do not contain its state.
     """
 
     STATE = {"network": "_network", "adam": "_optimizer", "generator": "_generator", "latest": "_latest"}
@@ -55,7 +55,7 @@ class Critic(Stateful):
         size = self._seen(np.zeros((1, env.snapshot_size), np.float32)).shape[1] + env.proprio_size + 1
         size += len(self._asked)
         width = config.hidden
-        # forked, so that the policy's draws are the same with and without a critic
+        # forked, so that the policy's random numbers are the same with and without a critic
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._network = nn.Sequential(
@@ -71,9 +71,9 @@ class Critic(Stateful):
         self._latest: dict[str, float] = {}
 
     def fill(self, episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
-        """The episodes with what was expected before each of their chunks; then the critic learns from them.
+        """Returns the episodes with the predicted scores before each of their chunks; then trains the critic on them.
 
-        None the first time, and without episodes: nothing can be expected before anything was seen.
+        The first time, and without episodes, there are no predictions.
         """
         if not episodes:
             return []
@@ -87,12 +87,12 @@ class Critic(Stateful):
             parts = np.split(values, np.cumsum(lengths)[:-1])
             filled = [replace(episode, values=own) for episode, own in zip(episodes, parts, strict=True)]
             came, self._latest = scores.repeat(lengths), {}
-            if came.max() > came.min():  # else there is nothing to explain
+            if came.max() > came.min():  # otherwise there is nothing to explain
                 self._latest[metrics.UPDATE_EXPLAINED] = 1.0 - float(np.var(came - values) / np.var(came))
         else:
-            # scaled once, by the first rollout: a scale that moved would change what the weights mean
+            # scaled once, by the first rollout: a changing scale would change the meaning of the weights
             self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
-            # over infinity, so that a feature that stands still is 0 and its noise is not blown up
+            # divided by infinity, so that a constant feature is 0 and its noise is not amplified
             self._spread[self._spread < _LEAST_STD] = torch.inf
             first = features.shape[1] - len(self._asked)
             self._middle[first:], self._spread[first:] = 0.0, 1.0  # other instructions come later
@@ -101,10 +101,10 @@ class Critic(Stateful):
         return filled
 
     def _features_of(self, episode: TokenEpisode) -> FloatArray:
-        """[C, F] before each chunk: the simulator's state, what the robot feels, the share of time that is gone, and
-        which of the env's instructions it follows.
+        """Returns [C, F] before each chunk: the simulator's state, proprioception, the share of time elapsed, and which
+        of the env's instructions it follows.
         """
-        # before each chunk: the sum of the steps less the chunk's own
+        # before each chunk: the sum of the steps minus the chunk's own
         gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._env.episode_steps
         asked = np.zeros((len(gone), len(self._asked)))
         if episode.obs.texts[0] in self._asked:
@@ -113,9 +113,9 @@ class Critic(Stateful):
         return np.concatenate([seen, episode.obs.proprio[:-1], gone, asked], axis=1, dtype=np.float32)
 
     def _seen(self, snapshots: FloatArray) -> FloatArray:
-        """[C, F] of the state: offsets and distances from landmark to landmark, or all of it where there are none.
+        """Returns [C, F] of the state: offsets and distances between landmarks, or the whole state if there are none.
 
-        A hand that misses by a centimetre shows in the way from it to the thing, and hardly in the places of both.
+        A hand that misses by a centimetre is visible in its offset to the thing, but hardly in both positions.
         """
         positions = self._env.landmarks(snapshots)  # [C, K, D]
         first, second = np.triu_indices(positions.shape[1], 1)
@@ -128,15 +128,15 @@ class Critic(Stateful):
         return ((torch.from_numpy(features) - self._middle) / self._spread).clamp(-_WIDE, _WIDE)
 
     def _remember(self, scores: FloatArray, lengths: np.ndarray, features: FloatArray) -> None:
-        """Adds episodes, and forgets the oldest ones."""
+        """Adds episodes, and drops the oldest ones."""
         most = self._config.episodes
-        # features lie chunk by chunk: as many rows are kept as the kept episodes have chunks
+        # features are stored chunk by chunk: keep as many rows as the kept episodes have chunks
         self._scores = np.concatenate([self._scores, scores])[-most:]
         self._lengths = np.concatenate([self._lengths, lengths])[-most:]
         self._features = np.concatenate([self._features, features])[-int(self._lengths.sum()) :]
 
     def _learn(self) -> None:
-        """Some steps of cross-entropy: scores lie in [0, 1], and so does what is expected of them."""
+        """Makes some steps of cross-entropy: scores are in [0, 1], and so are predictions."""
         config, wanted = self._config, torch.from_numpy(self._scores.repeat(self._lengths))
         scaled = self._scaled(self._features)
         for _ in range(config.steps):
@@ -147,11 +147,11 @@ class Critic(Stateful):
             self._optimizer.step()
 
     def report(self) -> dict[str, float]:
-        """Share of the variance of scores that the critic predicted in the newest update, none before the first."""
+        """Returns the share of the scores' variance predicted in the newest update, none before the first."""
         return self._latest
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs."""
+        """Returns everything needed to resume exactly."""
         return super().get_state() | {
             "scale": [self._middle.numpy(), self._spread.numpy()],
             "memory": [self._scores, self._lengths, self._features],

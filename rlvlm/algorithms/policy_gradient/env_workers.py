@@ -1,8 +1,8 @@
-"""Envs in chunks that are stepped and drawn in processes of their own, on whatever node has a core for them.
+"""Envs in chunks that are stepped and drawn in worker processes, on any node with a free core.
 
-A runner samples for all of its envs as one batch, on its GPU, and each worker steps a share of them: a simulator takes
-a core for milliseconds a step, and a policy of billions of parameters is copied for no env. Envs that begin alike lie
-in one worker, so a worker that is lost costs whole groups and spoils none.
+A runner samples for all of its envs as one batch, on its GPU, and each worker steps a share of them: a simulator needs
+a core for milliseconds a step, and a policy of billions of parameters is not copied for envs. Envs with equal starts
+are in one worker, so that a lost worker costs whole groups and breaks none.
 """
 
 import time
@@ -27,18 +27,18 @@ from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import make_env
 
 _LOST_IN_A_ROW = 5
-"""Batches that lose every worker before it is believed that they cannot live."""
+"""Number of consecutive batches that lose every worker after which the workers count as unable to live."""
 _RESTART_S = 60.0
-"""Seconds that Ray is given to start a worker again before the next batch is tried."""
+"""Seconds that Ray is given to restart a worker before the next batch is tried."""
 
 
 class EnvWorker:
-    """Some envs of one task, in an actor.
+    """Actor with some envs of one task.
 
     Args:
-        task: of the envs.
-        seed: as `make_env` takes it.
-        image_px: side of the images that go back with what is observed, as the policy looks at them.
+        task: name of the task.
+        seed: see `make_env`.
+        image_px: side of the images returned with observations, for the policy.
     """
 
     def __init__(self, task: str, seed: int, image_px: int) -> None:
@@ -47,23 +47,23 @@ class EnvWorker:
         start_heartbeat()
 
     def begin(self, which: tuple[EnvConfig, int], state_ids: NDArray[np.int64]) -> tuple[Observations, Frames, bytes]:
-        """First observations of new episodes, their images, and those that were kept meanwhile, packed; `which` envs:
-        their settings, and a number that tells those apart which are played at the same time.
+        """Begins new episodes and returns observations, their images, and those stored meanwhile, packed; `which` envs:
+        their settings, and a number that distinguishes those played at the same time.
         """
         if which not in self._made:
             env = make_env(self._task, which[0], self._seed)
             self._made[which] = env, env.many()
         env, envs = self._made[which]
         count_progress()
-        obs = envs.begin(state_ids.copy())  # what comes through Ray is read-only, and an env may clip in place
+        obs = envs.begin(state_ids.copy())  # arrays from Ray are read-only, and an env may clip in place
         count_progress()
         return obs, env.draw_cameras(obs.snapshots, self._image_px), PIXELS.take_all()
 
     def step(
         self, which: tuple[EnvConfig, int], rows: NDArray[np.intp], chunks: FloatArray
     ) -> tuple[ChunkStep, Frames, bytes] | None:
-        """Results of `chunks` in the envs `rows` of this worker, the images of those that go on, and those that were
-        kept meanwhile, packed; None of a worker that was started again since they were begun.
+        """Returns the results of `chunks` in this worker's envs `rows`, images of those that continue, and images
+        stored meanwhile, packed; None if the worker was restarted since the episodes began.
         """
         if which not in self._made:
             return None
@@ -74,17 +74,17 @@ class EnvWorker:
 
 
 class WorkerEnvs(ChunkEnvs):
-    """Envs that workers step, as the player sees them.
+    """Envs that are stepped by workers, from the player's side.
 
     Args:
         workers: handles of `EnvWorker` actors.
-        settings: of the envs.
-        local: an env of the same settings; it says which episodes fit together in memory, and is not played.
-        group_size: neighbours that begin alike.
-        show: keeps images by the bytes of their snapshots.
-        max_still_s: a worker that lives, but has done nothing for so long, hangs and is replaced; None: never.
-        number: of these among the envs that the same workers step for threads side by side.
-        lock: held while `show` and `local` are used, which such threads share.
+        settings: settings of the envs.
+        local: an env of the same settings; it decides which episodes fit into memory together, and is not played.
+        group_size: number of neighbours with equal starts.
+        show: stores images by the bytes of their snapshots.
+        max_still_s: time without progress after which a living worker counts as hung and is replaced; None: never.
+        number: number of these envs among those that the same workers step for parallel threads.
+        lock: lock held while `show` and `local` are used, which such threads share.
     """
 
     def __init__(  # noqa: PLR0913 - whose envs they are, and what is done with them
@@ -108,21 +108,21 @@ class WorkerEnvs(ChunkEnvs):
         self._replacements = Replacements("env worker", "--algo.env-workers")
 
     def batches(self, state_ids: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """As the envs themselves would have it."""
+        """Returns the batches that the envs themselves would choose."""
         return self._batches(state_ids)
 
     def begin(self, state_ids: NDArray[np.int64]) -> Observations:
-        """First observations of N new episodes; those of a worker that is lost are made up, and in `lost`.
+        """Returns first observations of N new episodes; a lost worker's are placeholders, listed in `lost`.
 
         Raises:
-            MachineError: workers are lost again and again.
+            MachineError: workers are lost repeatedly.
         """
         whole = np.setdiff1d(np.arange(len(self._owner)), sorted(self.lost))
-        for number in np.unique(self._owner[whole]).tolist():  # it has played all that it was asked for
+        for number in np.unique(self._owner[whole]).tolist():  # it has played all that was requested
             self._replacements.note_result(number)
         self.lost = frozenset()
         num_groups = -(-len(state_ids) // self._group_size)
-        # neighbouring groups to the same worker, whole: one that is lost costs groups and spoils none
+        # neighbouring groups go to the same worker, whole: a lost worker costs groups and breaks none
         owners = np.arange(num_groups) * len(self._workers) // num_groups
         self._owner = owners.repeat(self._group_size)[: len(state_ids)]
         self._place = np.empty(len(state_ids), np.intp)
@@ -143,7 +143,7 @@ class WorkerEnvs(ChunkEnvs):
             self._wait_for_a_worker()
         with self._lock:
             example = found[0][1][0] if found else self._local.reset(options={"state_id": int(state_ids[0])})[0]
-        whole = example.at(np.zeros(len(state_ids), np.intp))  # every row has a place, what is lost too
+        whole = example.at(np.zeros(len(state_ids), np.intp))  # every row has an entry, including lost ones
         texts = list(whole.texts)
         for rows, (obs, images) in found:
             whole.snapshots[rows], whole.proprio[rows] = obs.snapshots, obs.proprio
@@ -151,11 +151,11 @@ class WorkerEnvs(ChunkEnvs):
                 texts[row] = text
             with self._lock:
                 self._show(obs.images, images)
-        return replace(whole, texts=tuple(texts), images=())  # keys of the snapshots as they are now
+        return replace(whole, texts=tuple(texts), images=())  # keys of the present snapshots
 
     def _wait_for_a_worker(self) -> None:
-        """Returns when one answers again, or none ever will: calls to a worker that is being started again fail at
-        once, and some batches in a row would be lost within a moment.
+        """Returns when a worker answers again, or none ever will: calls to a restarting worker fail at once, and
+        several batches would be lost within a moment.
         """
         end = time.monotonic() + _RESTART_S
         while time.monotonic() < end:
@@ -173,7 +173,7 @@ class WorkerEnvs(ChunkEnvs):
             time.sleep(0.5)
 
     def step(self, rows: NDArray[np.intp], chunks: FloatArray) -> ChunkStep:
-        """Drives the envs `rows` [n] by `chunks` [n, L, A]; those that were lost end."""
+        """Steps the envs `rows` [n] by `chunks` [n, L, A]; lost ones end."""
         alive = np.array([row not in self.lost for row in rows.tolist()])
         asked = []
         for number in np.unique(self._owner[rows[alive]]).tolist():
@@ -194,23 +194,23 @@ class WorkerEnvs(ChunkEnvs):
         for _, (part, images) in found:
             with self._lock:
                 self._show(part.obs.at(np.flatnonzero(~part.ended)).images, images)
-        return ChunkStep.joined(parts, np.argsort(came))  # answers lie worker by worker
+        return ChunkStep.joined(parts, np.argsort(came))  # answers are ordered by worker
 
     def _gathered(
         self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None
     ) -> list[tuple[NDArray[np.intp], tuple[Any, Frames]]]:
-        """The answers that came; rows of workers that are gone are lost from then on, and Ray starts those again."""
+        """Returns the answers that arrived; rows of dead workers, which Ray restarts, are lost from then on."""
         found, answers = [], dict(ended([call for _, call in asked], self._max_still_s))
         for own, call in asked:
             answer = answers[call]
-            if isinstance(answer, Exception):  # what an env raised
+            if isinstance(answer, Exception):  # an env's error
                 raise answer
             if isinstance(answer, tuple):
                 *seen, packed = answer
                 PIXELS.unpack(packed)
                 found.append((own, tuple(seen)))
                 continue
-            # All envs of that worker are gone; those whose episodes are over already too: their group is not whole.
+            # All envs of that worker are lost, including those whose episodes are over: their group is not whole.
             owner = int(self._owner[(own if rows is None else rows[own])[0]])
             self.lost = self.lost | frozenset(np.flatnonzero(self._owner == owner).tolist())
             if answer is None:
@@ -220,12 +220,12 @@ class WorkerEnvs(ChunkEnvs):
 
 
 def start_workers(count: int, task: str, seed: int, image_px: int) -> list[Any]:
-    """Starts workers of one core each, spread over the cluster's nodes; one that dies is started again by Ray.
+    """Starts workers of one core each, spread over the cluster's nodes; Ray restarts one that dies.
 
-    In a sweep they lie where its run's other processes do, in the places that were set aside for it.
+    In a sweep they are where its run's other processes are, in the resources reserved for it.
     """
     strategy = "DEFAULT" if ray.util.get_current_placement_group() else "SPREAD"
-    # Mesa's software renderer draws with all cores of a machine: several workers would stand in each other's way.
+    # Mesa's software renderer uses all cores of a machine: several workers would slow each other down.
     threads = {"LP_NUM_THREADS": "1"} if count > 1 else {}
     actor = ray.remote(EnvWorker).options(
         num_cpus=1, max_restarts=-1, scheduling_strategy=strategy, runtime_env={"env_vars": threads}
@@ -234,7 +234,7 @@ def start_workers(count: int, task: str, seed: int, image_px: int) -> list[Any]:
 
 
 def _ended(count: int, steps: int, env: ChunkEnv) -> ChunkStep:
-    """The step of `count` lost envs: their episodes are over, and are not learned from."""
+    """Returns the step of `count` lost envs: their episodes are over, and are not learned from."""
     obs, _ = env.reset(options={"state_id": 0})
     flags = np.zeros(count, bool)
     return ChunkStep(

@@ -1,4 +1,4 @@
-"""The gradient of an update's loss: rows go through the policy in micro-batches, and learners add theirs up."""
+"""The gradient of an update's loss, computed in micro-batches and summed over learners."""
 
 import math
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.policies.protocol import Policy, Prediction, look
 
 _LOG_RATIO_BOUND = 2.0
-"""Log-ratios of replies are clipped to this when an update's divergence is measured, or one rare token decides."""
+"""Bound on log-ratios of replies when an update's divergence is measured; otherwise one rare token dominates."""
 _GAIN_CLIP = 0.2
-"""Ratios are clipped to this distance from 1 when an update is tested."""
+"""Distance from 1 to which ratios are clipped when an update is tested."""
 FIX = "lower algo.lr and algo.value_lr in the run's config.yaml, then `rlvlm resume`"
 OWN = "loss/"
-"""Before the names of what a loss itself measures."""
+"""Prefix of the names of a loss's own metrics."""
 _SUMS = (
     metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_KL, metrics.UPDATE_CLIPPED,
     metrics.UPDATE_FIRST_RATIO, metrics.UPDATE_ENTROPY, "tokens", "turns", "entropy_tokens", "loss",
 )  # fmt: skip
-"""Figures that micro-batches and learners add up."""
+"""Metrics that are summed over micro-batches and learners."""
 
 
 class Gradients:
-    """Computes the gradient of an update's loss over some of its turns, in micro-batches, of all learners together.
+    """Computes the gradient of an update's loss over some of its turns, in micro-batches, for all learners together.
 
     Args:
-        policy: that learns.
-        env: of the task; draws what the policy has not seen.
-        algo: the loss, and what goes through the policy at once.
-        has_critic: whether the policy's values learn too.
-        batches: that the learner makes; knows how rows are cut, and whether values are of each token.
+        policy: policy in training.
+        env: env of the task; draws images the policy has not seen.
+        algo: settings of the loss and of micro-batches.
+        has_critic: whether the policy's values are trained too.
+        batches: the learner's batch maker, which splits rows and knows whether values are per token.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Gradients:
         self._has_critic, self._batches = has_critic, batches
 
     def is_warming_up(self, num_updates: int) -> bool:
-        """Whether the critic learns alone, after so many updates."""
+        """Returns whether only the critic is trained after `num_updates` updates."""
         return self._has_critic and num_updates < self._algo.value_warm_up
 
     def backward(
@@ -61,28 +61,28 @@ class Gradients:
         num_updates: int,
         gains: Tensor | None = None,
     ) -> dict[str, float]:
-        """Leaves the gradient of `rows`, of all learners together, in `parameters`; returns the figures of the step.
+        """Leaves the gradient of `rows`, over all learners, in `parameters`; returns the metrics of the step.
 
         Args:
-            batch: of the update.
-            rows: of this step, which go through the policy in micro-batches; each learner goes through its share.
-            parameters: that learn.
-            num_updates: so far; the critic alone learns in the first ones, see `is_warming_up`.
-            gains: of each env, where the policy before the step is tested on these rows: its gain is added.
+            batch: batch of the update.
+            rows: rows of this step, in micro-batches; each learner processes its share.
+            parameters: parameters in training.
+            num_updates: updates so far; in the first ones only the critic is trained, see `is_warming_up`.
+            gains: gain of each env, if the policy before the step is tested on these rows: their gain is added.
         """
         algo = self._algo
         for parameter in parameters:
             parameter.grad = None
         sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self._policy.device)
-        own_sums: dict[str, Tensor] = {}  # what the loss itself measures on this learner's share
+        own_sums: dict[str, Tensor] = {}  # the loss's own metrics on this learner's share
         is_warming_up = self.is_warming_up(num_updates)
-        # Weights are of the whole update, of which a minibatch is an estimate.
-        # The mean over turns is taken anew of each minibatch; a sum over the update is split between its minibatches.
+        # Weights refer to the whole update, of which a minibatch is an estimate.
+        # The mean over turns is taken in each minibatch; a sum over the update is divided among its minibatches.
         scale = len(batch.answers) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
         parts = self.micro_batches(batch, local_shard(rows))
         num_parts = self._batches.agree(len(parts))
         for number in range(num_parts):
-            # Learners that gather weights together make equally many passes: the last of some count for nothing.
+            # Learners that gather weights together make equally many passes: the last ones of some have no effect.
             part = parts[number] if number < len(parts) else rows[:1]
             obs, answers = batch.obs.at(part.tolist()), [batch.answers[row] for row in part.tolist()]
             now = self._predict(obs, answers, int(batch.lengths[part.tolist()].max()))
@@ -105,8 +105,8 @@ class Gradients:
                 extras={name: own(column) for name, column in batch.extras.items()},
             )
             policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
-            value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, the policy's is a sum
-            # a critic that knows nothing yet would have the policy learn its mistakes
+            value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, while the policy's is a sum
+            # a critic that knows nothing yet would teach the policy its errors
             total = value_loss if is_warming_up else policy_loss + value_loss + rest
             if number >= len(parts):  # a backward pass gathers weights too
                 (total * 0.0).backward()
@@ -151,15 +151,15 @@ class Gradients:
             metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
             metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
             metrics.UPDATE_GRADIENT: norm,
-            # not added up: a small minibatch leaves some learners without rows, and so without names to add up
+            # not summed: a small minibatch leaves some learners without rows, and so without names to sum
             **{f"{OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
         }
 
     def _predict(self, obs: Observations, answers: Sequence[Answer], longest: int) -> Prediction:
-        """The policy's present prediction of some answers, the longest of which has so many elements.
+        """Returns the policy's present prediction of some answers, the longest of which has `longest` elements.
 
         Raises:
-            UsageError: it says something of another shape.
+            UsageError: the prediction has another shape.
         """
         look(self._policy, self._env, obs, self._batches.agree)  # others may have played
         found = self._policy.log_probs(
@@ -179,13 +179,13 @@ class Gradients:
         return found
 
     def micro_batches(self, batch: Batch, rows: Tensor) -> list[Tensor]:
-        """`rows` in the parts that go through the policy at once."""
+        """Splits `rows` into micro-batches."""
         return [torch.tensor(part) for part in self._batches.micro_batches(batch.obs, batch.answers, rows.tolist())]
 
 
 def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
-    """[B] or [B, N] the `rows` of a batch's column, which is padded to the longest answer of the rollout: of those that
-    have tokens the first `width`, as many as the longest answer of these rows has.
+    """Returns [B] or [B, N], the `rows` of a batch's column. Columns per token, padded to the rollout's longest answer,
+    are cut to `width`, the longest of these rows.
     """
     column = column[rows.to(column.device)]
     return column[:, :width] if column.ndim == 2 else column

@@ -1,7 +1,7 @@
-"""Images that a policy elsewhere has looked at go to those who learn from its episodes, and to nobody else.
+"""Images seen by policies elsewhere, sent to those who learn from their episodes, and to no others.
 
-An env runner leaves the images of its episodes compressed in Ray's object store, and a rollout carries references.
-Learners fetch what their update needs. Images of a runner that is gone by then are drawn again.
+An env runner leaves the images of its episodes compressed in Ray's object store, and a rollout carries references to
+them. Learners fetch those that their update needs. Images of a runner that is gone by then are drawn again.
 """
 
 import zlib
@@ -17,14 +17,14 @@ from rlvlm.core.steps import Frames
 from rlvlm.policies.protocol import Policy
 
 StoredImages = Any
-"""A reference to images in Ray's object store."""
+"""Reference to images in Ray's object store."""
 
 
 def put_images(images: Mapping[bytes, Frames], episodes: Sequence[TokenEpisode]) -> list[StoredImages]:
-    """Stores those of `images` that `episodes` were played by; nothing where there are none."""
+    """Stores those of `images` that belong to `episodes`; returns no reference if there are none."""
     played_by = _keys(episodes)
     packed = [
-        # rendered images become several times smaller, without loss: the learner must see what was acted on
+        # rendered images shrink several times, without loss: the learner must see what was acted on
         (key, image.shape, zlib.compress(image.tobytes(), 1))
         for key, image in images.items()
         if key in played_by
@@ -33,12 +33,12 @@ def put_images(images: Mapping[bytes, Frames], episodes: Sequence[TokenEpisode])
 
 
 def show_images(policy: Policy, stored: Sequence[StoredImages], episodes: Sequence[TokenEpisode]) -> None:
-    """Shows `policy` the images that `episodes` were played by, as far as they are in `stored` and still there."""
+    """Shows `policy` the images of `episodes` that are in `stored` and still exist."""
     wanted = _keys(episodes) if stored else set()
     for reference in stored:
         try:
             packed: Any = ray.get(reference)
-        except RayError:  # lost with its runner: what is missing is drawn
+        except RayError:  # lost with its runner: missing ones are drawn
             continue
         for key, shape, content in packed:
             if key in wanted:

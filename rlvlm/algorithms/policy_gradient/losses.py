@@ -17,47 +17,47 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import find_registered
 
 _MAX_LOG_RATIO = 20.0
-"""Above it exp() is of no use, and at 89 it is infinite in float32."""
+"""Bound on log-ratios: larger ones are useless, and at 89 exp() is infinite in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """B answers of N elements each (tokens, numbers of a chunk), padded on the right: as they were sampled, and as the
-    policy sees them now.
+    """B answers of N elements each (tokens, numbers of a chunk), padded on the right: as they were sampled, and under
+    the present policy.
     """
 
     log_probs: Tensor
-    """[B, N] of the sampled elements now, with gradient."""
+    """[B, N] present log-probs of the sampled elements, with gradient."""
     old_log_probs: Tensor
-    """[B, N] when they were sampled."""
+    """[B, N] log-probs at sampling."""
     weights: Tensor
-    """[B, N] as `token_weights` gives them; 0 for elements that teach nothing."""
+    """[B, N] weights from `token_weights`; 0 for elements without a loss."""
     is_action: Tensor
-    """[B, N] bool, elements that make the action; all others are a thought."""
+    """[B, N] bool, elements of the action; all others belong to a thought."""
     advantages: Tensor
     """[B] or [B, N]."""
     action_size: int = 1
-    """Elements of an action, of answers that hold several."""
+    """Elements of an action, for answers with several actions."""
     values: Tensor | None = None
-    """[B] or [B, N] as the advantages, with gradient; read where there are returns."""
+    """[B] or [B, N] values shaped like the advantages, with gradient; used if there are returns."""
     old_values: Tensor | None = None
-    """Values when the answers were sampled, in the shape of `values`."""
+    """Values at sampling, shaped like `values`."""
     returns: Tensor | None = None
-    """The critic's targets, in the shape of `values`; None without a critic."""
+    """Targets of the critic, shaped like `values`; None without a critic."""
     entropies: Tensor | None = None
-    """[B, N] of the elements' distributions, with gradient, where they are weighed."""
+    """[B, N] entropies of the elements' distributions, with gradient, if they have a weight."""
     reference: Tensor | None = None
-    """[B, N] log-probs of the policy that learning started from, where the divergence is weighed."""
+    """[B, N] log-probs of the policy from which learning started, if the divergence has a weight."""
     obs: Observations | None = None
-    """B, what was observed before each answer."""
+    """B observations before the answers."""
     answers: Sequence[Answer] = ()
-    """B, as the policy reads them."""
+    """B answers, in the policy's own form."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    """[B, N] or [B] by name: what the episodes carry, and what an own loss asked for, see `policy_loss`."""
+    """[B, N] or [B] by name: tensors of the episodes that a custom loss requests, see `policy_loss`."""
 
     @property
     def mask(self) -> Tensor:
-        """[B, N] bool, elements that teach something."""
+        """[B, N] bool, elements with a loss."""
         return self.weights > 0
 
     @property
@@ -66,37 +66,38 @@ class MiniBatch:
         return self.advantages if self.advantages.ndim == 2 else self.advantages.unsqueeze(-1)
 
     def log_ratio(self, config: LossConfig) -> Tensor:
-        """[B, N] or, of whole answers, [B, 1]: see `log_ratios`."""
+        """Returns [B, N] or, for whole answers, [B, 1]; see `log_ratios`."""
         return log_ratios(
             self.log_probs, self.old_log_probs, self.mask, self.is_action, config, self.action_size
         )  # fmt: skip
 
 
 Compute = Callable[[MiniBatch, LossConfig], tuple[Tensor, Mapping[str, Tensor]]]
-"""The loss of each element [B, N], or of each answer [B, 1], and metrics of the minibatch: scalars by name."""
+"""Function that returns the loss of each element [B, N], or answer [B, 1], and the minibatch's metrics: scalars by
+name."""
 Extras = Callable[[TokenEpisode], Mapping[str, Any]]
-"""Tensors that a loss asks for, by name: one number for each of an episode's T turns, `[T]`, or one for each element,
-T arrays `[N]` of the lengths of `episode.log_probs`."""
+"""Function that returns a loss's extra tensors by name: one number for each of an episode's T turns, `[T]`, or one for
+each element, T arrays `[N]` as long as `episode.log_probs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A loss, and what it reads beside what every minibatch has."""
+    """A loss, and its inputs besides those of every minibatch."""
 
     compute: Compute
     extras: Extras | None = None
 
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {}
-"""By name, as `algo.loss.policy` has it."""
+"""Losses by name, as in `algo.loss.policy`."""
 
 
 def policy_loss(name: str, extras: Extras | None = None) -> Callable[[Compute], Compute]:
     """Registers the decorated function under `name`.
 
     Args:
-        name: as `algo.loss.policy` has it.
-        extras: is asked about each episode before an update; what it gives comes as `MiniBatch.extras`.
+        name: name in `algo.loss.policy`.
+        extras: called for each episode before an update; its results become `MiniBatch.extras`.
     """
 
     def register(compute: Compute) -> Compute:
@@ -107,7 +108,7 @@ def policy_loss(name: str, extras: Extras | None = None) -> Callable[[Compute], 
 
 
 def find_policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, or `module:FUNCTION` of the user's own.
+    """Returns the loss of that name, or the user's own from `module:FUNCTION`.
 
     Raises:
         UsageError: there is none, or it takes other arguments than a minibatch and a config.
@@ -120,25 +121,25 @@ class LossTerms(NamedTuple):
     """Loss of a minibatch. The learner descends the sum of the first three, which are scalars."""
 
     policy: Tensor
-    """The weighted sum over elements of the policy's loss."""
+    """Weighted sum of the policy's loss over elements."""
     value: Tensor
-    """The mean over answers of the critic's error, times its weight."""
+    """Mean of the critic's error over answers, times its weight."""
     rest: Tensor
-    """The weighted divergence from the reference less the weighted entropy."""
+    """Weighted divergence from the reference minus the weighted entropy."""
     clipped: Tensor
     """Share of ratios outside the clip range, without gradient."""
     metrics: Mapping[str, Tensor]
-    """The loss's own, scalars without gradient."""
+    """Metrics of the loss itself, scalars without gradient."""
 
 
 def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
-    """Loss of B answers: weighted sums over their elements, and the mean over answers of the critic's error.
+    """Computes the loss of B answers: weighted sums over their elements, and the mean of the critic's error.
 
     Raises:
         ValueError: the reference is missing, or given without a weight.
-        UsageError: a loss of the user's own gave no metrics, or another shape than the ratios have; or entropies are
-            weighed, and the policy gives none. Whether the loss is finite the learner looks at, once a step: here it
-            would wait for the GPU.
+        UsageError: a user's loss returned no metrics, or another shape than the ratios have; or entropies have a
+            weight, but the policy returns none. The learner checks once a step whether the loss is finite: checking
+            here would wait for the GPU.
     """
     if (batch.reference is None) != (config.kl_weight == 0):
         raise ValueError(f"kl_weight {config.kl_weight} and log-probs of a reference go together: give both or neither")
@@ -157,7 +158,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
                 f"algo.loss.entropy_weight is {config.entropy_weight:g}, and this policy gives no entropies",
                 "return them from log_probs, or set --algo.loss.entropy-weight 0",
             )
-        # entropy of actions alone: a thought that is drawn more evenly explores nothing
+        # entropy of actions only: a more uniform thought explores nothing
         rest = rest - config.entropy_weight * (batch.entropies * weights * batch.is_action).sum()
     value = policy.new_zeros(())
     if batch.returns is not None:
@@ -174,7 +175,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
 
 
 def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The policy's loss and its metrics, checked, as the loss may be the user's own."""
+    """Returns the policy's loss and its metrics, checked, because the loss may be the user's own."""
     who, wanted = f"algo.loss.policy {config.policy}", [list(batch.weights.shape), [len(batch.weights), 1]]
     given: Any = find_policy_loss(config.policy).compute(batch, config)
     fix = "return (loss [B, N], or [B, 1] of whole answers, and a mapping of scalars, which may be empty)"
@@ -190,18 +191,18 @@ def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str
 def log_ratios(
     log_probs: Tensor, old_log_probs: Tensor, is_token: Tensor, is_action: Tensor, config: LossConfig, action_size: int
 ) -> Tensor:
-    """The logarithm of new over old probability: [B, N], equal within an action or an answer, 0 where nothing teaches;
-    or [B, 1] of whole replies in which thoughts weigh less. The arguments are those of `MiniBatch`.
+    """Returns log of new over old probability: [B, N], equal within an action or an answer, 0 for elements without a
+    loss; or [B, 1] for whole replies in which thoughts weigh less. For the arguments see `MiniBatch`.
 
-    Source of the weighing: RL4VLM, Zhai et al. 2024, arXiv:2405.10292, eq. 2. Departures: no token of the reply is left
-    out, and the action is found in the parsed text instead of by token ids.
+    Source of the weighting: RL4VLM, Zhai et al. 2024, arXiv:2405.10292, eq. 2. Departures: no token of the reply is
+    left out, and the action is located in the parsed text rather than by token ids.
     """
     differences = torch.where(is_token, log_probs - old_log_probs, 0.0)
     if config.ratio == "token":
         return differences
     if config.ratio == "weighted":  # log r = lambda log r(thought) + log r(action), eq. 2
         return (differences * torch.where(is_action, 1.0, config.thought_weight)).sum(-1, keepdim=True)
-    if config.ratio == "answer":  # one ratio for the whole answer, which every token of it carries
+    if config.ratio == "answer":  # one ratio for the whole answer, repeated for every token
         return differences.sum(dim=1, keepdim=True) * is_token
     per_action = differences.view(len(differences), -1, action_size).sum(dim=2)
     return per_action.repeat_interleave(action_size, dim=1) * is_token
@@ -209,26 +210,26 @@ def log_ratios(
 
 @policy_loss("clipped")
 def clipped(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """PPO's pessimistic surrogate: max(-A r, -A clip(r, 1 - low, 1 + high)); at A < 0 at most -A c with a dual clip c.
+    """Computes PPO's surrogate max(-A r, -A clip(r, 1 - low, 1 + high)); at A < 0 at most -A c with a dual clip c.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; Yu et al. 2025, arXiv:2503.14476 (two clips); Ye et al. 2020,
     arXiv:1912.09729 (dual clip).
     """
-    # the larger loss of the two: a good token gains nothing more beyond 1 + high, a bad one nothing below 1 - low
+    # the larger of the two losses: a good token gains nothing above 1 + high, a bad one nothing below 1 - low
     ratio, advantages = batch.log_ratio(config).clamp(max=_MAX_LOG_RATIO).exp(), batch.advantage_rows
     near = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * near)
     if config.dual_clip is not None:
-        # a token that has become likely and is bad would else lose without bound
+        # otherwise a bad token that has become likely would have an unbounded loss
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.dual_clip), loss)
     return loss, {}
 
 
 @policy_loss("guarded")
 def guarded(batch: MiniBatch, config: LossConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """`clipped`, of which only the clipped term is kept when any ratio exceeds `max_ratio`.
+    """Computes `clipped`, but keeps only the clipped term if any ratio exceeds `max_ratio`.
 
-    Source: what RL4VLM's code does with ratios above 10; the paper does not say so.
+    Source: RL4VLM's code for ratios above 10; the paper does not mention it.
     """
     ratio = batch.log_ratio(config).clamp(max=_MAX_LOG_RATIO).exp()
     if bool((ratio > config.max_ratio).any()):
@@ -245,12 +246,12 @@ def token_weights(
     action_size: int = 1,
     longest_steps: int = 1,
 ) -> Tensor:
-    """Weight of each token in the mean over a whole update, so that the loss is the weighted sum.
+    """Returns the weight of each token in the mean over a whole update, so that the loss is the weighted sum.
 
     Args:
-        is_token: [M, N] tokens of answers, or of those steps of a chunk that were run.
-        episodes: [M] the episode, 0 to num_episodes - 1, that each turn belongs to.
-        num_episodes: those that take part; dropped groups are not among them.
+        is_token: [M, N] tokens of answers, or of the executed steps of a chunk.
+        episodes: [M] index of the episode, 0 to num_episodes - 1, of each turn.
+        num_episodes: number of episodes, without dropped groups.
         average: see `LossConfig`.
         action_size: tokens of an action.
         longest_steps: actions of the longest possible episode.
@@ -258,7 +259,7 @@ def token_weights(
     Returns:
         [M, N], 0 where there is no token. For trajectory and token they sum to 1.
     """
-    # each so that sum_n w_n L_n is the mean in question; chunks count by actions, of `action_size` tokens each
+    # each such that sum_n w_n L_n is the mean in question; chunks count by actions, of `action_size` tokens each
     mask = is_token.float()
     if average == "turn":
         return mask / len(mask)
@@ -274,23 +275,23 @@ def token_weights(
 
 
 def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, config: LossConfig) -> Tensor:
-    """Importance weight of each token, sampled from another policy than the one that learns.
+    """Returns the importance weight of each token, sampled by another policy than the one in training.
 
-    It is min(cap, trainer / engine), or with `beyond_cap` mask trainer / engine where that is in [1 / cap, cap] and 0
+    It is min(cap, trainer / engine) or, with `beyond_cap` mask, trainer / engine where that is in [1 / cap, cap] and 0
     elsewhere.
 
     Args:
-        trainer: [B, N] log-probabilities of the sampled tokens under the weights that are trained, before the update.
-        engine: [B, N] those that the engine gave with them.
+        trainer: [B, N] log-probabilities of the sampled tokens under the weights in training, before the update.
+        engine: [B, N] log-probabilities from the engine.
         is_token: [B, N] tokens that were sampled.
         config: `correction`, `correction_cap` and `beyond_cap`.
 
     Returns:
-        [B, N] in [0, cap]; 1 where there is no token. With `sequence` all tokens of an answer count the same.
+        [B, N] in [0, cap]; 1 where there is no token. With `sequence` all tokens of an answer have the same weight.
 
     Source: truncation of importance weights, Ionides 2008, J. Comput. Graph. Stat. 17(2); in reinforcement learning
     Espeholt et al. 2018 (IMPALA), arXiv:1802.01561. Departure: the trainer's and the engine's weights are of one
-    version, so what is corrected is the difference of two programs, and PPO's ratio starts from the trainer's.
+    version, so this corrects the difference between two programs, and PPO's ratio is relative to the trainer's.
     """
     log_ratio = torch.where(is_token, trainer - engine, 0.0)
     if config.correction == "sequence":  # the product over an answer is its own importance weight
@@ -303,7 +304,7 @@ def truncated_importance(trainer: Tensor, engine: Tensor, is_token: Tensor, conf
 
 
 def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Estimate of KL(policy || reference) at each sampled token, >= 0, nats: r - 1 - log r with r = reference / policy.
+    """Estimates KL(policy || reference) at each sampled token, >= 0, nats: r - 1 - log r with r = reference / policy.
 
     Source: Schulman 2020, "Approximating KL divergence", estimator k3. Unbiased where the tokens are the policy's own.
     """
@@ -312,7 +313,7 @@ def k3(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None = None) -> Tensor:
-    """Half the squared error, of any shape; with a clip the larger of it and that of the value kept near the old one.
+    """Returns half the squared error, of any shape; with a clip the larger of it and that of the clipped value.
 
     Source of the clip: OpenAI baselines' PPO2, which RL4VLM follows.
     """
@@ -324,31 +325,31 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
 
 
 def surrogate_gain(log_ratio: Tensor, advantages: Tensor, is_token: Tensor, clip: float) -> Tensor:
-    """Contribution of each turn to the surrogate objective of a policy that has not learned from it yet.
+    """Returns each turn's contribution to the surrogate objective of a policy that has not been trained on it yet.
 
     Args:
-        log_ratio: [B, N] of each sampled token, now less when it was sampled.
+        log_ratio: [B, N] present log-probability of each sampled token minus that at sampling.
         advantages: [B, 1] or [B, N].
         is_token: [B, N] tokens that were sampled.
-        clip: ratios farther than this from 1 count as this far, so that no single token decides.
+        clip: distance from 1 to which ratios are clipped, so that no single token dominates.
 
     Returns:
-        [B] sum over tokens of (r - 1) A; 0 on average where the advantages are chance.
+        [B] sum over tokens of (r - 1) A; 0 on average if the advantages are noise.
     """
     change = log_ratio.clamp(max=_MAX_LOG_RATIO).exp().clamp(1 - clip, 1 + clip) - 1
     return (change * advantages * is_token).sum(-1)
 
 
 def james_stein_share(gains: Tensor) -> float:
-    """Share in [0, 1] of an update that is more than chance, by what it brought to episodes it had not learned from.
+    """Returns the share in [0, 1] of an update that exceeds noise, from its gain on episodes it was not trained on.
 
-    With mean m and standard error s of the `gains` it is 1 - (s / m)^2, and 0 where m <= s: the part of m^2 that the
-    episodes' scatter does not explain. Two gains at least are needed; with fewer all is kept.
+    With mean m and standard error s of the `gains` it is 1 - (s / m)^2, and 0 if m <= s: the part of m^2 that the
+    scatter of episodes does not explain. At least two gains are needed; with fewer everything is kept.
 
     Args:
-        gains: [W] `surrogate_gain` of each env's turns, envs being independent of each other.
+        gains: [W] `surrogate_gain` of each env's turns; envs are independent of each other.
 
-    Source: the shrinkage of James and Stein 1961, its positive part, for a single number.
+    Source: the positive part of James and Stein's 1961 shrinkage, for a single number.
     """
     if len(gains) < 2:
         return 1.0

@@ -1,4 +1,4 @@
-"""A policy as RLlib's learners hold it."""
+"""A policy as an RLlib module, for RLlib's learners."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +12,10 @@ from rlvlm.vlms.skeleton import skeletons
 
 
 class PolicyModule(TorchRLModule):
-    """A `Policy` as an RLlib module: trained weights travel and are saved, a frozen base does not.
+    """A `Policy` as an RLlib module: trained weights are sent and saved, a frozen base is not.
 
-    `model_config` holds `make_policy`, and `is_sharded`: whether learners share the policy out. It then has no weights
-    until they have.
+    `model_config` contains `make_policy`, and `is_sharded`: whether learners shard the policy, which then has no
+    weights until they have.
     """
 
     policy: Any
@@ -26,10 +26,10 @@ class PolicyModule(TorchRLModule):
             self.policy = self.model_config["make_policy"]()
 
     def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
-        """The trained weights, as float32 arrays by name; RLlib's own way would copy a frozen base too.
+        """Returns the trained weights, as float32 arrays by name; RLlib's own method would copy a frozen base too.
 
-        Sharded, it answers only where all learners are asked at once, as RLlib does not once they play; before that it
-        has nothing.
+        If sharded, it only works when all learners are asked at once, which RLlib does not do once they play; before
+        that it returns nothing.
         """
         state = {} if any(parameter.is_meta for parameter in self.policy.parameters()) else self.policy.trained_state()
         return {name: gathered(value).float().numpy().copy() for name, value in state.items()}

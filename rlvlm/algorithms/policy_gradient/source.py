@@ -1,4 +1,4 @@
-"""Source of an update's episodes: they are rolled out, labelled, and filtered for groups that teach something."""
+"""Source of an update's episodes: rolls them out, has them labelled, and drops groups that teach nothing."""
 
 import time
 from collections import deque
@@ -18,31 +18,31 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
 
 Weights = Any
-"""Weights that a rollout is played with: as an engine packs them, or a version and the vector for env runners."""
+"""Weights for a rollout: as packed for an engine, or a version and the vector for env runners."""
 Rollout = tuple[list[TokenEpisode], list[StoredImages]]
-"""Episodes, those of a group being neighbours, and the images that their policy looked at, where it played in another
-process than the learner, who would have to draw them again."""
+"""Episodes, grouped, and the images seen by their policy if it played in another process than the learner, which would
+otherwise have to draw them again."""
 Play = Callable[[Weights], Rollout]
-"""A rollout by a policy of these weights, all of whose turns the labeller was shown."""
+"""Function that rolls out a policy with these weights and shows all turns to the labeller."""
 
 
 class EpisodeSource:
-    """Rolls out, has episodes labelled, and keeps those that teach something.
+    """Rolls out, has episodes labelled, and keeps useful ones.
 
-    With a staleness of s, s rollouts are always under way or waiting while the learner learns from the one before them:
+    With a staleness of s, s rollouts are always running or waiting while the learner learns from the one before them:
     rollout k is played with the weights of update k - s, whichever is faster, so runs at a fixed seed repeat. Rollouts
-    that engines or env runners play go on in a thread meanwhile; those of this process are played at once, and only
-    their scores are waited for later.
+    by engines or env runners continue in a thread meanwhile; those of this process are played at once, and only their
+    scores are waited for later.
 
     Args:
-        algo: how much an update wants, how often it is rolled out for it, how old it may be, and which groups teach
-            something.
+        algo: how many groups an update needs, how often it may roll out for them, their maximum age, and which groups
+            are useful.
         play: plays a rollout.
-        pack: the weights that the next rollout is to be played with; called by the thread that trains.
-        labeller: says what turns are worth.
+        pack: returns the weights for the next rollout; called by the training thread.
+        labeller: rewards turns.
         is_compared: whether episodes are compared within groups.
-        stats: counts steps and episodes, and takes the figures.
-        plays_elsewhere: whether `play` leaves the policy of this process alone, so that it may be trained meanwhile.
+        stats: counts steps and episodes, and stores metrics.
+        plays_elsewhere: whether `play` does not use the policy of this process, so that it may be trained meanwhile.
     """
 
     def __init__(
@@ -61,57 +61,57 @@ class EpisodeSource:
         self._under_way: deque[Future[tuple[Rollout, float]]] = deque()
         noise = algo.advantage.scorer_noise
         self.scorer_noise = 0.0 if noise == "measured" else noise
-        """Standard deviation of an episode's score by a scorer that is asked twice."""
+        """Standard deviation of an episode's score when the scorer is asked twice."""
         self.rollout_s = self.wait_s = 0.0
-        """Seconds that the newest update's rollouts took, and that the learner waited for them."""
+        """Seconds taken by the newest update's rollouts, and spent waiting for them."""
         self.images: list[StoredImages] = []
-        """What a policy elsewhere has looked at in the newest update's rollouts."""
+        """Images seen by policies elsewhere in the newest update's rollouts."""
         self.newest: list[TokenEpisode] = []
-        """The episodes that were labelled last, before filtering."""
+        """Episodes labelled last, before filtering."""
 
     def next(self) -> list[TokenEpisode]:
-        """Episodes for the next update.
+        """Returns episodes for the next update.
 
-        Without staleness they are played by the policy as it is now, and groups are rolled out until there are as many
-        as wanted that teach something, or `rounds` times.
+        Without staleness they are played by the present policy, and groups are rolled out until enough of them are
+        useful, or `rounds` times.
         """
         self.rollout_s, self.wait_s, self.images = 0.0, 0.0, []
         if self._algo.staleness:
-            # s more than the one that is taken now: at the first call s + 1 are begun, then one for each that is taken
+            # s more than the one that is taken now: the first call starts s + 1, later calls one for each that is taken
             while len(self._under_way) <= self._algo.staleness:
-                self.begin()  # with the weights as they are now, which will be `staleness` updates old
+                self.begin()  # with the present weights, which will be `staleness` updates old
             return self._filtered(self.labelled(self.ended()))
         episodes: list[TokenEpisode] = []
         kept: list[TokenEpisode] = []
         for _ in range(self._algo.rounds if self._is_compared and not self._algo.rollout_turns else 1):
             self.begin()
             episodes += self.labelled(self.ended())
-            # groups that earlier rounds kept stay: thresholds look at one group at a time
+            # groups kept from earlier rounds stay: thresholds apply to single groups
             kept = self._filtered(episodes)
             if len(kept) >= self._algo.groups * self._algo.group_size:
                 break
         return kept
 
     def rest(self) -> Iterator[list[TokenEpisode]]:
-        """The episodes of each rollout that is under way or waits for its scores; afterwards none is left."""
+        """Yields the episodes of each rollout that is running or waits for its scores; afterwards none is left."""
         while self._under_way:
             self.images = []
             yield self._filtered(self.labelled(self.ended()))
 
     def forget(self) -> None:
-        """Forgets what is on its way, once it has come to its end: the player must not be in the middle of it."""
+        """Drops running rollouts, after they have ended: the player must not be in the middle of one."""
         while self._under_way:
             if not (rollout := self._under_way.popleft()).cancel():
                 rollout.exception()
 
     def close(self) -> None:
-        """Begins nothing any more."""
+        """Starts no more rollouts."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self) -> None:
-        """Begins a rollout with the weights as they are now: in the pool, or at once and in this thread."""
-        weights = self._pack()  # here and not in the pool: the learner may change them next
+        """Starts a rollout with the present weights: in the pool, or at once and in this thread."""
+        weights = self._pack()  # here rather than in the pool, because the learner may change them next
 
         def played() -> tuple[Rollout, float]:
             began = time.monotonic()
@@ -121,11 +121,11 @@ class EpisodeSource:
             self._under_way.append(self._pool.submit(played))
         else:
             here: Future[tuple[Rollout, float]] = Future()
-            here.set_result(played())  # at once, as the policy of this process may be trained next
+            here.set_result(played())  # at once, because the policy of this process may be trained next
             self._under_way.append(here)
 
     def ended(self) -> list[TokenEpisode]:
-        """The episodes of the oldest rollout under way; they count from now on."""
+        """Returns the episodes of the oldest running rollout; they are counted from now on."""
         began = time.monotonic()
         (episodes, images), seconds = self._under_way.popleft().result()
         self.rollout_s += seconds
@@ -136,9 +136,9 @@ class EpisodeSource:
         return episodes
 
     def labelled(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
-        """The episodes with their rewards; warns where these are all the same."""
+        """Returns the episodes with their rewards; warns if these are all equal."""
         self.newest = self._labeller.label(episodes, self._stats.env_steps) if episodes else []
-        # whole episodes alone: pieces of one that goes on would count its steps, but not its return
+        # only whole episodes: pieces of an unfinished one would count its steps but not its return
         if over := [episode for episode in self.newest if episode.is_over]:
             given = {
                 "step": [episode.rewards.ravel() for episode in over],
@@ -149,7 +149,7 @@ class EpisodeSource:
         return list(self.newest)
 
     def _filtered(self, episodes: list[TokenEpisode]) -> list[TokenEpisode]:
-        """Those that teach something; to a critic, all whose rewards are known. The figures are of all of them."""
+        """Returns the useful episodes; for a critic, those with known rewards. Metrics cover all of them."""
         if not episodes:
             return []
         known = drop_unlabelled(episodes)
@@ -176,7 +176,7 @@ class EpisodeSource:
 
 
 def join(rollouts: Sequence[Rollout]) -> Rollout:
-    """One rollout of those of several runners, in their order."""
+    """Joins the rollouts of several runners into one, in order."""
     episodes = [episode for episodes, _ in rollouts for episode in episodes]
     return episodes, [each for _, images in rollouts for each in images]
 
@@ -184,10 +184,10 @@ def join(rollouts: Sequence[Rollout]) -> Rollout:
 def informative_groups(
     episodes: Sequence[TokenEpisode], config: AdvantageConfig, scorer_noise: float
 ) -> list[TokenEpisode]:
-    """Episodes of those groups that teach something: a spread above `min_spread`, and above what noise explains.
+    """Returns episodes of the useful groups: with a spread above `min_spread`, and above the scorer's noise.
 
     Departure: fixed bounds on the group's mean (RLinf, SimpleVLA-RL: success in [0.1, 0.9]) keep a group of failures
-    that a continuous scorer calls 8, 10, 10 and 12 percent; division by its standard deviation would then train on
+    that a continuous scorer rates 8, 10, 10 and 12 percent; division by its standard deviation would then train on
     noise at full strength.
     """
     scores: dict[int, list[float]] = {}
@@ -198,7 +198,7 @@ def informative_groups(
 
 
 def is_informative(scores: FloatArray, config: AdvantageConfig, scorer_noise: float) -> bool:
-    """Whether episodes with `scores` [G] teach something, see `informative_groups`."""
+    """Returns whether episodes with `scores` [G] are useful, see `informative_groups`."""
     spread: NDArray[np.floating[Any]] = scores.max() - scores.min()
     std = scores.astype(np.float64).std(ddof=1) if len(scores) > 1 else 0.0  # of a sample, as noise is measured
     return bool(spread >= config.min_spread and std > config.noise_factor * scorer_noise)

@@ -3,13 +3,13 @@
 Sources: Haarnoja et al. 2018, arXiv:1812.05905 (SAC); Lee et al. 2021, arXiv:2106.05091 (PEBBLE); Wang et al. 2024,
 arXiv:2402.03681 (RL-VLM-F). Departures:
 
-1. Acting and learning take turns of `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
+1. Acting and learning alternate every `SACConfig.turn_steps` steps, so that new transitions are labelled in batches.
 2. The target critics move with every update (every second one in PEBBLE's code).
-3. Exploration by novelty goes on until the reward model has predicted labels better than chance would; with
-   `StepRewardConfig.exploration` a share of it, or of the ensemble's disagreement, goes on beside the learned reward.
-4. With `SACConfig.is_calibrated` networks see states scaled, and critics that start anew begin at the replay's mean.
+3. Exploration by novelty lasts until the reward model predicts labels better than chance; with
+   `StepRewardConfig.exploration` a share of it, or of the ensemble's disagreement, stays beside the learned reward.
+4. With `SACConfig.is_calibrated` networks see scaled states, and restarted critics begin at the replay's mean.
 5. Replay, networks and, unless there are env runners, envs share one process; RLlib's episodes and connectors are not
-   on the path. Env runners act with the policy of one turn before, except in the first turn of an episode.
+   used. Env runners act with the policy of the turn before, except in the first turn of an episode.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,25 +55,25 @@ class SACPebbleConfig(BaseConfig):
         self.reward_setup = RewardSetup()
 
     def learning(self, *, sac: SACConfig) -> Self:
-        """Chooses the hyperparameters of SAC, and with them where its envs are stepped."""
+        """Sets the hyperparameters of SAC, and with them where its envs are stepped."""
         self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
         self.learners(**own_learner_gpu(sac.placed_on))
         self.sac = sac
         return self
 
     def rewards(self, **sections: Any) -> Self:
-        """Chooses where the reward comes from: fields of `RewardSetup`; those left out keep what they are."""
+        """Sets where the reward comes from: fields of `RewardSetup`; those left out are unchanged."""
         self.reward_setup = replace(self.reward_setup, **sections)
         return self
 
     def validate(self) -> None:
-        """Checks what can be checked before anything starts.
+        """Checks everything that can be checked before anything starts.
 
         Raises:
-            ValueError: says which setting is wrong and what to do.
+            ValueError: a setting is wrong; the message says which and what to do.
         """
         super().validate()
-        # RLlib's own discount and step size, where they are set (by a Tuner, PBT), go to all three optimisers
+        # RLlib's own discount and step size, if set (by a Tuner, PBT), apply to all three optimisers
         if not isinstance(self.gamma, Unset):
             self.sac = replace(self.sac, gamma=self.gamma)
         if not isinstance(self.lr, Unset):
@@ -86,23 +86,23 @@ class SACPebbleConfig(BaseConfig):
         self.reward_setup.check()
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The networks of SAC, sized by `sac`."""
+        """Returns the networks of SAC, sized by `sac`."""
         model = {"hidden": list(self.sac.hidden), "initial_alpha": self.sac.initial_alpha}
         return RLModuleSpec(module_class=SACModule, model_config=model)
 
     def get_default_learner_class(self) -> type[SACLearner]:
-        """The learner with the replay."""
+        """Returns the class of the learner with the replay."""
         return SACLearner
 
 
 class SACPebble(BaseAlgorithm):
-    """One `train()` is one round of episodes; evaluations and checkpoints come between."""
+    """One `train()` is one round of episodes; evaluations and checkpoints happen in between."""
 
     config: SACPebbleConfig  # pyright: ignore[reportIncompatibleVariableOverride] - RLlib's is any or none
 
     @classmethod
     def get_default_config(cls) -> SACPebbleConfig:
-        """A config that still needs its task."""
+        """Returns a config that still lacks its task."""
         return SACPebbleConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -110,7 +110,7 @@ class SACPebble(BaseAlgorithm):
         assert isinstance(config, SACPebbleConfig), "what its default config is"
         if config.num_env_runners:
             check_places(config.num_env_runners, config.num_cpus_per_env_runner or 0)
-            make_env(config.task, config.env_settings, config.seed).close()  # errors come once, not from every runner
+            make_env(config.task, config.env_settings, config.seed).close()  # errors appear once, not from every runner
         super().setup(config)
         assert self.learner_group is not None and self.env_runner_group is not None, "RLlib has set both up"
         learners: Learners[SACLearner] = Learners(self.learner_group, self.config.sac.threads)
@@ -136,13 +136,13 @@ class SACPebble(BaseAlgorithm):
         self._stats = TrainingStats()
 
     def prepare(self, log: Callable[[str], None]) -> bool:
-        """Tries the judge on known pairs where the config wants it; nothing is trained."""
+        """Tests the judge on known pairs if configured; nothing is trained."""
         config = self.config
         try_judge(config.reward_setup, config.task, config.env_settings, config.seed, log)
         return False
 
     def training_step(self) -> None:
-        """One round of episodes: PEBBLE's algorithm 2, and plain SAC where the source never changes."""
+        """Runs one round of episodes: PEBBLE's algorithm 2, or plain SAC if the source never changes."""
         rewards, num_ended = [], 0
         switch, learner = self.reward_switch, self.learner
         for sample in self._samples():
@@ -152,7 +152,7 @@ class SACPebble(BaseAlgorithm):
             if switch.is_feedback_due(self.env_steps):
                 self._learn_reward()  # query, ask, store, fit
             if switch.learned is not None:
-                # all rows are to carry the present reward before the next session changes it again
+                # all rows must have the present reward before the next session changes it again
                 steps_left = switch.steps_to_session(self.env_steps)
                 turns_left = None if steps_left is None else max(steps_left // len(rewards[-1]), 1)
                 self._relabelling.advance(switch.learned, turns_left, switch.bonus)
@@ -164,14 +164,14 @@ class SACPebble(BaseAlgorithm):
         self.log_round()
 
     def _samples(self) -> Iterator[Sample]:
-        """The turns of an episode of every env; env runners act all but the first while the caller learns."""
+        """Yields the turns of an episode of every env; env runners act all but the first while the caller learns."""
 
         def start(num_steps: int) -> None:
             is_seeding = self.env_steps < self.config.sac.seed_steps
             self.runners.start({"num_steps": num_steps, "random_actions": is_seeding})
 
-        # Actors act the next turn, with the policy as it is now, while the caller learns from this one. Of an
-        # episode's first turn nothing can be begun ahead: rounds end with episodes, and a checkpoint may lie between.
+        # Actors act the next turn, with the present policy, while the caller learns from this one. The first turn of an
+        # episode cannot be started early: rounds end with episodes, and there may be a checkpoint in between.
         turns = self.config.sac.turns(self.config.env_settings.episode_steps)
         start(turns[0])
         for following in (*turns[1:], None):
@@ -183,23 +183,23 @@ class SACPebble(BaseAlgorithm):
             yield sample
 
     def _learn_reward(self) -> None:
-        """Asks, fits and has everything relabelled; the first learned reward finds critics without a past."""
+        """Asks, fits and has everything relabelled; the first learned reward restarts the critics."""
         switch, learner = self.reward_switch, self.learner
         was_learned, version = switch.learned is not None, switch.source.version
         self._stats.note(switch.hold_session(self.env_steps))
-        # no learned reward yet, or a session that changed nothing: all rows carry what they should
+        # no learned reward yet, or a session that changed nothing: all rows are up to date
         if switch.learned is None or (was_learned and switch.learned.version == version):
             return
         self._relabelling.start()
         if not was_learned:
-            # new critics fit what the replay says, so none of it may be novelty's any more
+            # new critics fit the rewards in the replay, so none of them may be novelty's any more
             self._relabelling.advance(switch.learned, 1, switch.bonus)
             bonus_weight = switch.bonus_weight(self.env_steps)
             learner.restart_critics(bonus_weight)
             learner.learn(self.config.sac.critic_reset_updates, switch.learned, bonus_weight)
 
     def report(self) -> dict[str, float]:
-        """The newest numbers by their names in `rlvlm.core.metrics`; returns and success are means of 10 episodes."""
+        """Returns the newest metrics by names in `rlvlm.core.metrics`; returns and success are means of 10 episodes."""
         numbers, replay = self._stats.report() | self.learner.report(), self.learner.replay
         if self.reward_switch.learned is not None:
             numbers[metrics.REPLAY_STALE] = self._relabelling.num_waiting / max(len(replay), 1)
@@ -209,29 +209,29 @@ class SACPebble(BaseAlgorithm):
         return numbers
 
     def finish(self) -> None:
-        """Waits for answers that are still to come; call it after the last step, before the last `drain_records`."""
+        """Waits for outstanding answers; call it after the last step, before the last `drain_records`."""
         self._stats.note(self.reward_switch.finish_feedback(self.env_steps))
 
     def drain_records(self) -> list[Record]:
-        """The queries asked since the last call; write them down before saving a checkpoint."""
+        """Returns the queries asked since the last call; write them before saving a checkpoint."""
         return self.reward_switch.drain_records(self.env_steps)
 
     def evaluate_policy(self, num_episodes: int) -> Evaluation:
-        """Whole episodes of the deterministic policy, in an env of their own; training does not notice."""
+        """Plays whole episodes of the deterministic policy, in an env of its own, without effect on training."""
         source = self.reward_switch.source
-        asked = None if source.labelling is Labelling.ON_DRAW else source  # novelty's scale would move by being asked
+        asked = None if source.labelling is Labelling.ON_DRAW else source  # asking novelty would change its scale
         player = StepsPlayer(self.learner.networks.policy, self._viewer, asked)
         before = source.get_state()
         episodes = evaluate(player, num_episodes)
-        source.set_state(before)  # a judge's answers here would be remembered by training, which then asks less
+        source.set_state(before)  # otherwise training would remember a judge's answers here and ask less
         return Evaluation(episodes=episodes, has_success=self._viewer.has_success)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:
-        """Images of the task's snapshots, `size_px` wide and high."""
+        """Returns images of the task's snapshots, `size_px` wide and high."""
         return FrameStore(self._viewer, size_px, capacity=1).frames(snapshots)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes everything that an exact continuation needs; complete or not at all.
+        """Writes everything needed to resume exactly, atomically.
 
         Raises:
             MachineError: the disk is full or cannot be written.
@@ -248,10 +248,10 @@ class SACPebble(BaseAlgorithm):
         save_tree(Path(checkpoint_dir), tree, PolicyFile(kind=KIND, weights=weights), self)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Goes on from a checkpoint of the same config, bit for bit as if there had been no stop.
+        """Resumes from a checkpoint of the same config, bit-identical to an uninterrupted run.
 
         Raises:
-            CorruptCheckpoint: a file is missing or differs from what was written.
+            CorruptCheckpoint: a file is missing or has changed since it was written.
             UsageError: its snapshots are not those of this env.
         """
         tree = load_tree(Path(checkpoint_dir))

@@ -6,7 +6,7 @@ from typing import Literal
 from rlvlm.core.checks import check_least, check_positive
 
 _GPU_UNITS = 1_024
-"""Units of the widest layer from which on a GPU is worth its transfers and kernel launches."""
+"""Width of the widest layer from which a GPU is worth its transfers and kernel launches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,30 +26,29 @@ class SACConfig:
     gamma: float = 0.99
     """Discount per env step, in [0, 1)."""
     tau: float = 0.005
-    """Soft update of the target critics: share of the critic per update, in (0, 1]."""
+    """Share of the critic in each soft update of the target critics, in (0, 1]."""
     batch_size: int = 256
     """Transitions per update."""
     updates_per_step: float = 1.0
     """Gradient updates per env step."""
     actor_every: int = 1
-    """Updates of the critics per update of policy and temperature; 2 saves a
-    sixth of the time."""
+    """Critic updates per update of policy and temperature; 2 saves a sixth of the time."""
     is_calibrated: bool = False
-    """Whether networks see states centred and scaled by those of random play, and critics that start anew by those in
-    the replay, whose mean reward they begin at; otherwise states as the env gives them and critics near 0, as in
-    PEBBLE. For tasks in which a centimetre decides."""
+    """Whether networks see states normalised by those of random play, and restarted critics by those in the replay, at
+    whose mean reward they begin; otherwise raw states and critics near 0, as in PEBBLE. For tasks in which a centimetre
+    matters."""
     turn_steps: int = 10
-    """Steps of each env between turns of updates; an episode's last turn may be shorter."""
+    """Steps of each env between phases of updates; an episode's last phase may be shorter."""
     seed_steps: int = 2_000
     """Env steps with uniform random actions at the start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of networks and replay. auto: the CPU where no layer has 1,024 units, since it is faster there (with the
-    default layers 157 env steps a second on two cores, 94 to 123 on an H100); else a GPU that Ray or SLURM has assigned
-    to the process, where there is one. cuda: the first that is visible."""
+    """Device of networks and replay. auto: the CPU if no layer has 1,024 units, because it is faster there (with the
+    default layers 157 env steps a second on two cores, 94 to 123 on an H100); else a GPU that Ray or SLURM assigned to
+    the process, if there is one. cuda: the first visible GPU."""
     update: Literal["by_hand", "autograd"] = "by_hand"
-    """How gradients are computed: by_hand is faster; autograd is plain torch, for a change of the losses."""
+    """How gradients are computed: by_hand is faster; autograd is plain torch, for changes of the losses."""
     replay_capacity: int = 1_000_000
-    """Transitions kept; the memory is taken as they come."""
+    """Maximum number of transitions kept; memory is taken as they come."""
     novelty_neighbour: int = 5
     """k of the k-NN state entropy that rewards exploration before the first labels."""
     critic_reset_updates: int = 100
@@ -73,20 +72,20 @@ class SACConfig:
 
     @property
     def placed_on(self) -> str:
-        """`device`, with what `auto` means for networks of this size."""
+        """Returns `device`, with `auto` resolved for networks of this size."""
         return "cpu" if self.device == "auto" and max(self.hidden) < _GPU_UNITS else self.device
 
     def turns(self, episode_steps: int) -> list[int]:
-        """Steps of each env per turn; together they make one episode."""
+        """Returns the steps of each env per turn; together they make one episode."""
         full, rest = divmod(episode_steps, self.turn_steps)
         return [self.turn_steps] * full + [rest] * (rest > 0)
 
     def updates_due(self, now: int, new_steps: int) -> int:
-        """Updates after a turn: none before the random steps are over, then `updates_per_step` on average.
+        """Returns the number of updates after a turn: none during random steps, then `updates_per_step` on average.
 
         Args:
-            now: env steps so far, with the turn's.
-            new_steps: the turn's, of all envs.
+            now: env steps so far, including the turn's.
+            new_steps: env steps of the turn, of all envs.
         """
         before, after = (
             int(max(steps - self.seed_steps, 0) * self.updates_per_step) for steps in (now - new_steps, now)

@@ -1,8 +1,8 @@
-"""Small fully connected networks trained fast on a CPU: passes written out, parameters in one vector, fast products.
+"""Small fully connected networks, fast on a CPU: hand-written passes, parameters in one vector, fast products.
 
-At the sizes of control (256 rows, 256 units) a matrix product takes 0.4 ms. Autograd's bookkeeping, and the memory that
-it takes anew for everything in between, cost a third on top; here each pass is a dozen calls into memory that is kept.
-benchmarks/sac_update.py and benchmarks/sac_peers.py hold what this hand-written code is for.
+At the sizes of control (256 rows, 256 units) a matrix product takes 0.4 ms. Autograd's bookkeeping, and its fresh
+memory for intermediate results, cost a third on top; here each pass is a dozen calls into memory that is kept.
+benchmarks/sac_update.py and benchmarks/sac_peers.py measure the benefit of this hand-written code.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,25 +19,25 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of K networks: windows into its parameters and into their gradients, if they have any yet."""
+    """One layer of K networks: views of its parameters and of their gradients, if there are any yet."""
 
     weight: Tensor
-    """[K, I, O]."""
+    """[K, I, O] weights."""
     bias: Tensor
-    """[K, 1, O]."""
+    """[K, 1, O] biases."""
     weight_gradient: Tensor | None
-    """[K, I, O]."""
+    """[K, I, O] gradient of the weights."""
     bias_gradient: Tensor | None
-    """[K, 1, O]."""
+    """[K, 1, O] gradient of the biases."""
 
     @classmethod
     def batched(cls, weight: nn.Parameter, bias: nn.Parameter) -> Self:
-        """The layer with parameters `[K, I, O]` and `[K, 1, O]`."""
+        """Makes a layer from parameters `[K, I, O]` and `[K, 1, O]`."""
         return cls(weight.detach(), bias.detach(), weight.grad, bias.grad)
 
     @classmethod
     def linear(cls, layer: nn.Linear) -> Self:
-        """The layer of an ordinary `nn.Linear`, K = 1; torch keeps its weight as `[O, I]`."""
+        """Makes a layer from an ordinary `nn.Linear`, K = 1; torch stores its weight as `[O, I]`."""
         weight, bias = layer.weight, layer.bias
         return cls(
             weight.detach().T[None],
@@ -48,17 +48,17 @@ class Layer:
 
 
 class DenseStack:
-    """K networks of one shape, run side by side: each layer is one batched matrix product.
+    """K networks of the same shape, computed together: each layer is one batched matrix product.
 
-    A stack keeps what its last `forward` computed, for the passes back from it. Shapes: B rows, I inputs, O outputs.
+    A stack keeps the results of its last `forward` for the backward passes. Shapes: B rows, I inputs, O outputs.
 
-    Matrix products with few columns are slow in torch's kernels: here they are turned so that they have few rows
-    instead, and where there is a single output unit, sums and outer products take their place. So are products that
-    would be written by columns, for which oneDNN has no fast kernel.
+    Matrix products with few columns are slow in torch's kernels: here they are transposed to have few rows instead, and
+    with a single output unit they are replaced by sums and outer products. So are products that would be written by
+    columns, for which oneDNN has no fast kernel.
 
     Args:
         layers: from first to last, with a ReLU after each but the last.
-        rows: largest B.
+        rows: maximum B.
     """
 
     def __init__(self, layers: Sequence[Layer], rows: int) -> None:
@@ -70,14 +70,14 @@ class DenseStack:
         self._read: list[Tensor] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs `[K, B, O]` of `inputs` `[B, I]`, the same for all K."""
+        """Returns outputs `[K, B, O]` for `inputs` `[B, I]`, the same for all K."""
         *inner, last = self._layers
         read = inputs.expand(len(last.weight), -1, -1)
         self._read = [read]
         for layer, memory in zip(inner, self._hidden, strict=True):
             read = torch.baddbmm(layer.bias, read, layer.weight, out=memory[:, : len(inputs)]).relu_()
             self._read.append(read)
-        # few outputs: O^T = W^T H^T + b^T has few rows in place of few columns; with one it is a product of vectors
+        # few outputs: O^T = W^T H^T + b^T has few rows instead of few columns; with one it is a product of vectors
         if last.weight.shape[2] > 1:
             return torch.baddbmm(last.bias.mT, last.weight.mT, read.mT).mT
         return (torch.linalg.vecdot(read, last.weight.mT) + last.bias.squeeze(2)).unsqueeze(2)
@@ -85,16 +85,16 @@ class DenseStack:
     def backward(self, gradient: Tensor, first_row: int = 0) -> None:
         """Writes the gradient of every weight and bias, for a loss with `gradient` `[K, B, O]` at the outputs.
 
-        The parameters must have got their gradients' memory, from a `ParameterBlock`, before the layers were made.
+        A `ParameterBlock` must have allocated the parameters' gradients before the layers were made.
 
         Args:
-            gradient: of the loss, at the outputs of the last `forward`.
-            first_row: rows of that pass before it have no part in the loss, and none in `gradient`.
+            gradient: gradient of the loss at the outputs of the last `forward`.
+            first_row: rows of that pass before it are not part of the loss or of `gradient`.
         """
         for index in range(len(self._layers) - 1, -1, -1):
             layer, read = self._layers[index], self._read[index][:, first_row:]
             assert layer.weight_gradient is not None and layer.bias_gradient is not None, "these layers are not trained"
-            # dW = H^T G, turned where that leaves fewer rows; db = sum of G over rows
+            # dW = H^T G, transposed if that leaves fewer rows; db = sum of G over rows
             if gradient.shape[2] < read.shape[2] or not layer.weight_gradient.is_contiguous():
                 torch.bmm(gradient.mT, read, out=layer.weight_gradient.mT)
             else:
@@ -102,20 +102,20 @@ class DenseStack:
             torch.sum(gradient, dim=1, keepdim=True, out=layer.bias_gradient)
             if index == 0:
                 return
-            # dH = G W^T, into memory that is kept from pass to pass
+            # dH = G W^T, into memory that is kept between passes
             below = self._gradients[index - 1][:, : gradient.shape[1]]
             product = torch.bmm if gradient.shape[2] > 1 else torch.mul
             product(gradient, layer.weight.mT, out=below)
-            # `read` is what a ReLU gave: its derivative is 1 where that is above 0, else 0
+            # `read` is the output of a ReLU, whose derivative is 1 where it is above 0, else 0
             gradient = torch.ops.aten.threshold_backward.grad_input(below, read, 0, grad_input=below)
 
     def input_gradient(self, gradient: Tensor, chosen: Tensor, first_input: int = 0) -> Tensor:
-        """The gradient at the inputs, for a loss that looks at one of the K networks in each row; weights get none.
+        """Returns the gradient at the inputs, for a loss of one of the K networks in each row; weights get none.
 
-        Each row goes back through its chosen network alone, which is a K-th of the work.
+        Each row is propagated through its chosen network only, a K-th of the work.
 
         Args:
-            gradient: [B, O] of the loss, at the chosen network's outputs of the last `forward`.
+            gradient: [B, O] gradient of the loss at the chosen network's outputs of the last `forward`.
             chosen: [B] integers in [0, K).
             first_input: inputs before it are left out.
 
@@ -127,7 +127,7 @@ class DenseStack:
         for network in range(len(into)):
             rows = torch.nonzero(chosen == network).squeeze(1)
             here = gradient.index_select(0, rows)
-            # from the last layer down to the second; the first, which has no ReLU before it, comes after the loop
+            # from the last layer down to the second; the first, which has no ReLU before it, follows after the loop
             for layer, read in zip(self._layers[:0:-1], self._read[:0:-1], strict=True):
                 back = layer.weight[network].T
                 here = here @ back if len(back) > 1 else here * back
@@ -137,7 +137,7 @@ class DenseStack:
 
 
 def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Moves parameters, all on one device, into one vector `[P]`, which is returned: they become windows into it."""
+    """Moves parameters, all on one device, into one vector `[P]`, of which they become views, and returns it."""
     listed = list(parameters)
     vector = listed[0].new_empty(sum(parameter.numel() for parameter in listed))
     for parameter, window in zip(listed, _windows(vector, listed), strict=True):
@@ -146,14 +146,14 @@ def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 class ParameterBlock:
-    """Everything that one learning rate trains: parameters, their gradients and Adam's moments, each one vector `[P]`.
+    """The parameters of one learning rate: values, gradients and Adam's moments, each as one vector `[P]`.
 
-    Every parameter's `grad` is a view into `gradients`, which the backward pass writes to.
+    Every parameter's `grad` is a view of `gradients`, to which the backward pass writes.
 
     Source: Kingma, Ba 2015, arXiv:1412.6980; the defaults of its section 2, as in `torch.optim.Adam`.
 
     Args:
-        parameters: moved into the block, all on one device.
+        parameters: parameters to move into the block, all on one device.
         lr: step size, > 0.
     """
 
@@ -169,7 +169,7 @@ class ParameterBlock:
         self._steps = torch.zeros((), device=self.values.device)
 
     def step(self) -> None:
-        """Descends the gradients by one step of Adam."""
+        """Makes one step of Adam along the gradients."""
         self._steps += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage] what torch.optim.Adam calls for each list
             [self.values],
@@ -188,12 +188,12 @@ class ParameterBlock:
         )
 
     def forget(self) -> None:
-        """Sets the moments back to the start; the parameters stay."""
+        """Resets the moments; the parameters stay."""
         for vector in (self._mean, self._square, self._steps):
             vector.zero_()
 
     def get_state(self) -> dict[str, Any]:
-        """The moments; the parameters belong to their networks."""
+        """Returns the moments; the parameters belong to their networks."""
         return {"mean": self._mean.cpu().numpy(), "square": self._square.cpu().numpy(), "steps": self._steps.item()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -204,10 +204,10 @@ class ParameterBlock:
 
 
 def _windows(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Parts of `vector` with the parameters' shapes, in their order.
+    """Returns views of `vector` with the parameters' shapes, in order.
 
-    Matrices lie in memory with their longer side innermost, whichever comes first in their shape: with few rows and
-    long ones, products run at two to five times the speed that they have with many short ones.
+    Matrices are stored with their longer side innermost, whichever comes first in their shape: products with few long
+    rows are two to five times as fast as with many short ones.
     """
     parts = vector.split([parameter.numel() for parameter in parameters])
     return [
@@ -220,13 +220,13 @@ def _windows(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Inside, float32 matrix products run in oneDNN on CPUs where MKL uses half of a core; elsewhere nothing changes.
+    """Computes float32 products in oneDNN, while open, on CPUs where MKL uses only half of a core.
 
-    AMD's cores are 512 bits wide from Zen 5 on, and MKL's products for AMD 256. At 256 x 256 oneDNN is 2.1 times as
-    fast there; products of a few rows are slower, so this is for updates, not for acting.
+    AMD's cores are 512 bits wide from Zen 5 on, but MKL uses 256 on AMD. At 256 x 256 oneDNN is 2.1 times as fast
+    there; products of a few rows are slower, so this is for updates, not for acting.
 
-    torch gives products to oneDNN where it may round their inputs to bfloat16. oneDNN does so on CPUs with AMX alone,
-    which are left out here: the results are float32's.
+    torch only uses oneDNN for products if it may round their inputs to bfloat16. oneDNN only does so on CPUs with AMX,
+    which are excluded here: the results are float32's.
     """
     if not _mkl_is_half_as_wide():
         yield

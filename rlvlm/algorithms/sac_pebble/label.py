@@ -1,4 +1,4 @@
-"""The one door where reward enters: a source's numbers go from here into replay and batches, and nowhere else."""
+"""The single entry of reward: a source's numbers get into replay and batches here, and nowhere else."""
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ _PIECE_ROWS = 16_384
 
 
 def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArray:
-    """Rewards `[B]` under which new transitions enter the replay; NaN for those that a judge could not label.
+    """Returns rewards `[B]` with which new transitions enter the replay; NaN if a judge could not label them.
 
-    A source that moves with every step labels at the draw instead; until then the rows hold NaN, so that a missing
-    reward could never be trained on unnoticed.
+    A source that changes with every step labels when drawing; until then the rows contain NaN, so that training on a
+    missing reward could not go unnoticed.
     """
     if source.labelling is Labelling.ON_DRAW:
         return np.full(len(transitions.env_rewards), np.nan, np.float32)
@@ -27,22 +27,22 @@ def label_on_arrival(transitions: Transitions, source: RewardSource) -> FloatArr
 def add_labelled(
     replay: Replay, transitions: Transitions, source: RewardSource, bonus: RewardSource | None = None
 ) -> FloatArray:
-    """Files new transitions under their rewards `[B]`, and returns these; rows that have none (NaN) stay out.
+    """Stores new transitions with their rewards `[B]`, and returns these; rows without one (NaN) are left out.
 
-    A source that labels at the draw has none yet, so all of its rows are filed. What `bonus` gives for exploring is
-    filed beside the rewards and is no part of them.
+    A source that labels when drawing has none yet, so all of its rows are stored. Exploration rewards of `bonus` are
+    stored beside the rewards, not added to them.
     """
     rewards = label_on_arrival(transitions, source)
     is_known = ~np.isnan(rewards) | (source.labelling is Labelling.ON_DRAW)
-    # no copy where nothing is left out, which is nearly always
+    # no copy if nothing is left out, which is nearly always
     filed = transitions if is_known.all() else transitions.part(is_known)
     replay.add(filed, rewards[is_known], None if bonus is None else _labels(bonus, filed))
     return rewards
 
 
 def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource, bonus_weight: float = 0.0) -> Tensor | None:
-    """Fresh rewards `[B]` for drawn rows when `source` moves with every step, or when bonuses count; None when the
-    stored ones hold. The weight falls with every step, so what is stored are bonuses without it.
+    """Returns fresh rewards `[B]` for drawn rows if `source` changes with every step, or if there are bonuses; None if
+    the stored ones are valid. The weight falls with every step, so bonuses are stored without it.
     """
     if source.labelling is Labelling.ON_DRAW:
         return torch.as_tensor(_labels(source, replay.transitions(rows)), device=replay.device)
@@ -50,11 +50,11 @@ def label_on_draw(replay: Replay, rows: Tensor, source: RewardSource, bonus_weig
 
 
 class Relabelling(Stateful):
-    """Brings a replay up to date with a source that has changed, piece by piece between two turns of acting.
+    """Relabels a replay after its source has changed, piece by piece between two turns of acting.
 
-    Pieces are cut by what there is to look at, never by the clock, so a run repeats to the bit. Until the last piece is
-    done, draws mix rewards from before and after the change; a replay of fewer rows than one piece never does. Should
-    the source change again before that, the rows that waited longest come first: the cursor goes on where it stood.
+    Pieces depend on the amount of data, never on the clock, so a run repeats to the bit. Until the last piece is done,
+    draws mix rewards from before and after the change; a replay of fewer rows than one piece never does. If the source
+    changes again before that, the rows that waited longest come first: the cursor continues from its position.
     """
 
     STATE = {"next_row": "_next_row", "end": "_end", "num_waiting": "num_waiting"}
@@ -63,29 +63,29 @@ class Relabelling(Stateful):
         self._replay = replay
         self._next_row = 0
         self._end = 0
-        """Rows there were when the source changed; those that came later carry its new rewards."""
+        """Number of rows when the source changed; later ones have its new rewards."""
         self.num_waiting = 0
-        """Rows whose reward is from before the change."""
+        """Number of rows with rewards from before the change."""
 
     def start(self) -> None:
-        """Every row waits from now on."""
-        # where the last change is not done yet, the rows from the cursor on have waited longest and come first
+        """Marks every row as waiting."""
+        # if the last change is not finished, the rows from the cursor on have waited longest and come first
         self._next_row = self._next_row if self.num_waiting else 0
         self._end = self.num_waiting = len(self._replay)
 
     def advance(self, source: RewardSource, num_turns: int | None = None, bonus: RewardSource | None = None) -> None:
-        """Labels the next piece, if there is one; the env's rewards beside them stay.
+        """Labels the next piece, if there is one; the env's rewards stay.
 
         Args:
-            source: gives the rewards.
-            bonus: reward for exploring, filed beside them.
-            num_turns: turns in which all of it is to be done, >= 1: as many pieces are labelled now as that takes. None
-                for no hurry.
+            source: reward source.
+            bonus: exploration reward, stored beside the rewards.
+            num_turns: turns within which everything must be done, >= 1, which decides how many pieces are labelled now.
+                None: no limit.
         """
-        # waiting rows over turns, rounded up; 1 asks for a single piece, however many rows that has
+        # waiting rows divided by turns, rounded up; at least a single piece, whatever its number of rows
         rows_due = 1 if num_turns is None else -(-self.num_waiting // num_turns)
         while self.num_waiting and rows_due > 0:
-            first = self._next_row % self._end  # round once, until no row waits
+            first = self._next_row % self._end  # once around, until no row waits
             end = min(first + min(_PIECE_ROWS, self.num_waiting), self._end)
             labels = _checked(source, source.label_leading(self._replay.transitions(slice(first, end))))
             piece = slice(first, first + len(labels))
@@ -99,14 +99,14 @@ class Relabelling(Stateful):
 
 
 def _labels(source: RewardSource, transitions: Transitions) -> FloatArray:
-    """The source's rewards `[B]`, checked."""
+    """Returns the source's rewards `[B]`, checked."""
     rewards = _checked(source, source.label(transitions))
     assert rewards.shape == (len(transitions.env_rewards),), f"a source gives [B] rewards, got {rewards.shape}"
     return rewards
 
 
 def _checked(source: RewardSource, rewards: FloatArray) -> FloatArray:
-    """`rewards` `[B]` of a source as float32, all finite, or NaN where a judge did not answer.
+    """Returns a source's `rewards` `[B]` as float32, all finite, or NaN where a judge did not answer.
 
     Raises:
         NumericsError: one of them is not a finite number.

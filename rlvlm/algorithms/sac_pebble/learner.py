@@ -1,4 +1,4 @@
-"""Trains the networks from the replay it holds. RLlib builds one; the algorithm calls it between turns of acting."""
+"""Trains the networks from its replay. RLlib builds a learner; the algorithm calls it between turns of acting."""
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
 
@@ -25,9 +25,9 @@ _FIX = "lower algo.actor_lr and algo.critic_lr in the run's config.yaml, then `r
 
 
 class SACLearner(ManualLearner):
-    """SAC with the replay at its side: batches are gathered from contiguous tensors and nothing is copied between.
+    """SAC with the replay in the same process: batches are gathered from contiguous tensors, without copies in between.
 
-    Source: Haarnoja et al. 2018, arXiv:1812.05905. As in PEBBLE, the critics can start anew while the replay,
+    Source: Haarnoja et al. 2018, arXiv:1812.05905. As in PEBBLE, the critics can be restarted while the replay,
     policy and temperature stay.
     """
 
@@ -55,21 +55,21 @@ class SACLearner(ManualLearner):
 
     @property
     def policy_values(self) -> Tensor:
-        """[P] the policy's weights, the very memory that updates change."""
+        """[P] weights of the policy, the same memory that updates change."""
         return self._blocks["actor"].values
 
     def learn(self, num_updates: int, source: RewardSource, bonus_weight: float = 0.0) -> None:
         """Makes gradient updates on batches from the replay.
 
         Args:
-            num_updates: how many, >= 0.
-            source: relabels each batch if it moves with every step.
-            bonus_weight: what the stored bonuses count beside the stored rewards.
+            num_updates: number of updates, >= 0.
+            source: relabels each batch if it changes with every step.
+            bonus_weight: weight of the stored bonuses relative to the stored rewards.
 
         Raises:
             NumericsError: a loss of the last update is not finite.
         """
-        if num_updates == 0 or not len(self.replay):  # a judge may not have said anything yet
+        if num_updates == 0 or not len(self.replay):  # a judge may not have answered yet
             return
         if self._sac.is_calibrated and not self.num_updates:
             self.networks.calibrate(self.replay.obs)
@@ -90,8 +90,7 @@ class SACLearner(ManualLearner):
             q, log_density, alpha = policy_values
             self._latest[metrics.ACTOR_LOSS] = losses.actor_loss(q, log_density, alpha).item()
             self._latest |= {metrics.ALPHA: alpha.item(), metrics.ENTROPY: -log_density.mean().item()}
-        # gradients of the last update alone: one that is not finite spoils every weight, and with them all updates
-        # after it
+        # only the last update's gradients: a non-finite one spoils every weight, and with them all later updates
         if not torch.tensor(list(self._latest.values())).sum().isfinite():
             assert batch is not None, "there was an update"
             raise NumericsError(
@@ -104,18 +103,18 @@ class SACLearner(ManualLearner):
         """Raises unless all weights and the newest gradients are finite.
 
         Raises:
-            NumericsError: says which are not.
+            NumericsError: some are not; the message says which.
         """
         looked_at = {"weights of the target": self._target_values}
         for name, block in self._blocks.items():
             looked_at |= {f"weights of the {name}": block.values, f"gradients of the {name}": block.gradients}
-        # one number for all of them; which vector it was is looked for in that case alone
+        # one number for all of them; only if it is not finite, search for the vector
         if not torch.stack([vector.sum() for vector in looked_at.values()]).sum().isfinite():
             check_finite(f"after {self.num_updates} updates", _FIX, looked_at)
 
     def _improve(self, batch: ReplayBatch) -> tuple[CriticValues, PolicyValues | None]:
-        """One update of critics and target, and when it is their turn of policy and temperature."""
-        # the policy's noise at the next states and at these: both updates get the same, however gradients are computed
+        """Makes one update of critics and target and, when due, of policy and temperature."""
+        # the policy's noise at the next states and at these: both updates use the same, however gradients are computed
         noise = torch.randn(2, *batch.actions.shape, generator=self._generator, device=self.device)
         critic_values, policy_values = self._sac_update.critic_gradients(batch, noise), None
         self._blocks["critic"].step()
@@ -129,28 +128,28 @@ class SACLearner(ManualLearner):
         return critic_values, policy_values
 
     def restart_critics(self, bonus_weight: float = 0.0) -> None:
-        """Critics, targets and the critics' optimiser start anew; policy, temperature and replay stay.
+        """Restarts critics, targets and the critics' optimiser; policy, temperature and replay stay.
 
-        Calibrated ones see states scaled by those in the replay, and begin at what its mean reward is worth if it goes
-        on: comparisons leave a constant of the reward open, which critics take thousands of updates to learn. Bonuses
-        count `bonus_weight` of what they are.
+        Calibrated ones see states scaled by those in the replay, and begin at the value of its mean reward: comparisons
+        leave a constant of the reward undetermined, which critics take thousands of updates to learn. Bonuses are
+        multiplied by `bonus_weight`.
         """
         obs, value = None, 0.0
         if self._sac.is_calibrated:
-            # V = r + gamma p V, with p the share of steps after which the episode goes on
+            # V = r + gamma p V, with p the share of steps after which the episode continues
             p_on = 1 - float(self.replay.terminated.mean())
             reward = float(self.replay.rewards.mean()) + bonus_weight * float(self.replay.bonuses.mean())
             value = reward / (1 - self._sac.gamma * p_on)
-            obs = self.replay.obs if self.num_updates else None  # the first update scales what all networks see
+            obs = self.replay.obs if self.num_updates else None  # the first update scales the inputs of all networks
         self.networks.restart_critics(self._generator, obs, value)
         self._blocks["critic"].forget()
 
     def report(self) -> dict[str, float]:
-        """Losses of the newest update (none before the first) and the number of updates so far."""
+        """Returns losses of the newest update (none before the first) and the number of updates so far."""
         return {**self._latest, metrics.UPDATES: float(self.num_updates)}
 
     def save_tree(self) -> dict[str, Any]:
-        """Everything a bit-identical continuation needs, as a state tree."""
+        """Returns everything needed for a bit-identical continuation, as a state tree."""
         return {
             "networks": {name: value.cpu().numpy() for name, value in self.networks.state_dict().items()},
             "adam": {name: block.get_state() for name, block in self._blocks.items()},

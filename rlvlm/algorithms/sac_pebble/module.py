@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
 _MIN_SHARE, _MIN_SPREAD = 0.1, 0.01
-"""Minimum spread of a dimension, as a share of the largest spread and in units: smaller ones are scaled as this."""
+"""Minimum spread of a dimension, as a share of the largest spread and in units; smaller spreads are raised to it."""
 
 
 def centre_and_spread(obs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation, `[D]` each, of observations `[N, D]`; what hardly varies counts as varying a little.
+    """Returns mean and standard deviation, `[D]` each, of observations `[N, D]`, the latter with a minimum.
 
-    Weights are drawn for inputs of spread 1. To them metres that differ by centimetres around half a metre look all
-    alike, though a centimetre decides whether a thing is touched.
+    Initial weights expect inputs of spread 1. For them, positions that differ by centimetres look all alike, although a
+    centimetre decides whether a thing is touched.
     """
     spread = obs.std(dim=0, correction=0)
     return obs.mean(dim=0), spread.clamp_min(max(_MIN_SHARE * float(spread.max()), _MIN_SPREAD))
@@ -55,13 +55,13 @@ class TwinCritic(nn.Module):
     @torch.no_grad()
     def calibrate(self, centre: Tensor, spread: Tensor) -> None:
         """Makes fresh networks see `(obs - centre) / spread`; both are `[D]`."""
-        # W ((s - c) / d) + b  =  (W / d) s + (b - (W / d) c): the scale goes into the weights, and costs no pass
-        from_obs = self.weights[0][:, : len(spread)]  # [2, D, H], a window
+        # W ((s - c) / d) + b  =  (W / d) s + (b - (W / d) c): the scale is folded into the weights, and costs no time
+        from_obs = self.weights[0][:, : len(spread)]  # [2, D, H], a view
         from_obs.div_(spread[:, None])
         self.biases[0].sub_((centre @ from_obs)[:, None])
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Values `[2, B]` of `obs` `[B, D]` and `actions` `[B, A]`."""
+        """Returns values `[2, B]` of `obs` `[B, D]` and `actions` `[B, A]`."""
         hidden = torch.cat((obs, actions), dim=1).expand(2, -1, -1)
         *inner, (last_weight, last_bias) = zip(self.weights, self.biases, strict=True)
         for weight, bias in inner:
@@ -73,7 +73,7 @@ class TwinCritic(nn.Module):
 class SACModule(TorchRLModule):
     """Policy, twin critic, its slow copy, and the temperature.
 
-    `model_config` holds `hidden` (units per layer) and `initial_alpha`.
+    `model_config` contains `hidden` (units per layer) and `initial_alpha`.
     """
 
     def setup(self) -> None:
@@ -92,20 +92,20 @@ class SACModule(TorchRLModule):
             network.calibrate(*centre_and_spread(obs))
 
     def restart_critics(self, generator: torch.Generator | None, obs: Tensor | None, value: float) -> None:
-        """Critic and target forget all and get the same fresh weights; policy and temperature stay.
+        """Gives critic and target the same fresh weights; policy and temperature stay.
 
         Args:
-            generator: draws them.
-            obs: [N, D] by which their observations are centred and scaled; None leaves these as they are.
-            value: nearly what they say of everything.
+            generator: draws the weights.
+            obs: [N, D] by which their observations are centred and scaled; None keeps the present scale.
+            value: approximate initial value of every state.
         """
         self.critic.reset(generator)
         if obs is not None:
             self.critic.calibrate(*centre_and_spread(obs))
-        # fresh weights give values near 0: the last bias alone moves them all
+        # fresh weights give values near 0: the last bias alone shifts them all
         self.critic.biases[-1].detach().fill_(value)
         self.target.load_state_dict(self.critic.state_dict())
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """The policy's modes, for RLlib's own tools; our hot path calls the networks directly."""
+        """Returns the policy's modes, for RLlib's own tools; training calls the networks directly."""
         return {Columns.ACTIONS: self.policy.act(batch[Columns.OBS])}

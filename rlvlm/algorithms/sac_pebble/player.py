@@ -1,5 +1,5 @@
-"""Episodes in envs that are stepped with a vector of numbers: cut out of what several envs do side by side, and played
-whole by a policy's mode for evaluations and `rlvlm eval`.
+"""Episodes in envs with numeric steps: extracted from several envs stepped side by side, or played whole with a
+policy's mode for evaluations and `rlvlm eval`.
 
 One step of N envs is a dict of float32 columns [N, ...]: obs, actions, next_obs (before a reset), terminated,
 env_rewards, success, snapshots and progress (after the actions).
@@ -26,18 +26,18 @@ from rlvlm.rewards.source import RewardSource
 KIND = "squashed_gaussian"
 """Kind of the policy's file in a checkpoint."""
 Step = Mapping[str, FloatArray]
-"""Everything about one step of N envs that is kept."""
+"""All data kept of one step of N envs."""
 
 
 def to_transitions(steps: Sequence[Step]) -> Transitions:
-    """K steps of N envs as K * N transitions, in the order they happened."""
+    """Returns K steps of N envs as K * N transitions, in chronological order."""
     return Transitions(
         **{column.name: np.concatenate([step[column.name] for step in steps]) for column in fields(Transitions)}
     )
 
 
 def to_trajectory(steps: Sequence[Step], place: int) -> Trajectory:
-    """The episode of the env at `place`, of N, in `steps`."""
+    """Returns the episode of the env at index `place`, of N, in `steps`."""
     columns = {
         column.name: np.stack([step[column.name][place] for step in steps])
         for column in fields(Trajectory)
@@ -48,7 +48,7 @@ def to_trajectory(steps: Sequence[Step], place: int) -> Trajectory:
 
 
 class EpisodeBuffer:
-    """Keeps the steps of N envs from the start of the oldest running episode on, and cuts out episodes that end.
+    """Keeps the steps of N envs since the start of the oldest running episode, and extracts episodes that end.
 
     Args:
         num_envs: N.
@@ -56,10 +56,10 @@ class EpisodeBuffer:
 
     def __init__(self, num_envs: int) -> None:
         self._steps: list[Step] = []
-        self._starts = np.zeros(num_envs, np.int64)  # place in `_steps` of each running episode's first step
+        self._starts = np.zeros(num_envs, np.int64)  # index in `_steps` of each running episode's first step
 
     def record(self, step: Step, ended: NDArray[np.bool_]) -> list[Trajectory]:
-        """Keeps one step; returns the episodes that it ended (`ended` `[N]`)."""
+        """Stores one step; returns the episodes that it ended (`ended` `[N]`)."""
         self._steps.append(step)
         finished = [to_trajectory(self._steps[self._starts[env] :], env) for env in np.flatnonzero(ended).tolist()]
         self._starts[ended] = len(self._steps)
@@ -70,7 +70,7 @@ class EpisodeBuffer:
         return finished
 
     def get_state(self) -> dict[str, Any]:
-        """The kept steps stacked to `[K, N, ...]`, and where each env's episode began in them."""
+        """Returns the kept steps stacked to `[K, N, ...]`, and where each env's episode began in them."""
         names = self._steps[0] if self._steps else ()
         columns = {name: np.stack([step[name] for step in self._steps]) for name in names}
         return {"starts": self._starts.copy(), "columns": columns}
@@ -83,12 +83,12 @@ class EpisodeBuffer:
 
 
 class StepsPlayer:
-    """Plays a policy's mode in an env that is stepped with a vector of numbers.
+    """Plays a policy's mode in an env with numeric steps.
 
     Args:
-        policy: on any device.
-        env: not one that training uses.
-        source: labels the episodes; it must not change by being asked. None: their learned rewards are NaN.
+        policy: policy on any device.
+        env: env of its own, not one used in training.
+        source: labels the episodes; asking must not change it. None: their learned rewards are NaN.
     """
 
     def __init__(self, policy: SquashedGaussian, env: StepEnv, source: RewardSource | None = None) -> None:
@@ -97,17 +97,17 @@ class StepsPlayer:
         self._source = source
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
-        """An episode from a reset with each seed."""
+        """Plays an episode from each seed."""
         return [self._played(slot) for slot in play([Slot(self._env)], seeds, self._act)]
 
     def _act(self, slots: Sequence[Slot]) -> list[FloatArray]:
-        """The policy's mode, [A] for each."""
+        """Returns the policy's mode, [A] for each slot."""
         device = next(self._policy.parameters()).device
         obs = np.stack([slot.seen[-1] for slot in slots])
         return list(self._policy.act(torch.from_numpy(obs).to(device)).cpu().numpy())
 
     def _played(self, slot: Slot) -> PlayedEpisode:
-        """The episode of a slot, with the rewards that the source gives to its steps."""
+        """Returns the episode of a slot, with the source's rewards of its steps."""
         obs, (_, *infos) = np.stack(slot.seen), slot.infos
         terminated = np.zeros(len(infos), np.float32)
         terminated[-1] = slot.is_terminated
@@ -121,7 +121,7 @@ class StepsPlayer:
             success=success.astype(np.float32),
             snapshots=np.concatenate(slot.snapshots[1:]),
         )
-        # all steps at once: a judge or a reward model reads them as one batch
+        # all steps at once: a judge or a reward model processes them as one batch
         learned = np.full(len(infos), np.nan, np.float32)
         if self._source is not None:
             learned = np.asarray(self._source.label(steps), np.float32)
@@ -136,14 +136,14 @@ class StepsPlayer:
 
 
 def load_policy(folder: Path) -> SquashedGaussian:
-    """The policy of the checkpoint in `folder`.
+    """Loads the policy of the checkpoint in `folder`.
 
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        CorruptCheckpoint: a file is missing, has changed since it was written, or contains another kind of policy.
     """
     file = load_policy_file(folder, KIND)
     with corrupt_if_unreadable(folder, "policy that can be played"):
-        # the sizes are read off the weights; the last layer gives a mean and a deviation for each action
+        # sizes follow from the weights; the last layer gives a mean and a deviation for each action
         shapes = [file.weights[f"layers.{depth}.weight"].shape for depth in range(len(file.weights) // 2)]
         policy = SquashedGaussian(shapes[0][1], shapes[-1][0] // 2, [shape[0] for shape in shapes[:-1]])
         policy.load_state_dict(file.weights)

@@ -1,4 +1,4 @@
-"""Which source rewards the agent now, and the feedback that moves it: novelty until a learned reward is trusted."""
+"""The present reward source, and the feedback that changes it: novelty until a learned reward is trusted."""
 
 import logging
 from collections.abc import Callable
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSetup:
-    """Everything that decides where the reward comes from: the sections of a run's config, whole."""
+    """Everything that decides the reward: the sections of a run's config, whole."""
 
     reward: StepRewardConfig = field(default_factory=StepRewardConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
@@ -42,20 +42,20 @@ class RewardSetup:
     goal: str = ""
     """Goal that the judge is asked about; empty takes the task's own."""
     make_judge: Callable[[], Judge] | None = None
-    """Called once, in the process that asks, if a judge is asked; must pickle."""
+    """Called once, in the asking process, if a judge is used; must pickle."""
     make_person: Callable[[], Person] | None = None
-    """Called once, in the process that asks, if a person is asked; must pickle."""
+    """Called once, in the asking process, if a person is asked; must pickle."""
     goal_picture: Frames | None = None
-    """[1, H, W, 3] the goal reached, shown to that person; a judge that is shown it comes with it."""
+    """[1, H, W, 3] image of the goal, shown to that person; a judge has its own."""
     total_steps: int | None = None
-    """Env steps of the whole run: no teacher is asked at its end, where nothing would train on the answers. None asks
+    """Env steps of the whole run: no teacher is asked at its end, when no training would use the answers. None: asked
     for as long as the budget lasts."""
 
     def check(self) -> None:
         """Raises unless the feedback settings fit the reward source and its teacher.
 
         Raises:
-            ValueError: says which setting is wrong and what to do.
+            ValueError: a setting is wrong; the message says which and what to do.
         """
         check_learning(self.reward, self.feedback, self.reward_model)
         if self.reward.asks_judge and self.make_judge is None:
@@ -72,13 +72,13 @@ class RewardSetup:
 
 
 class RewardSwitch:
-    """The source in force. With a feedback loop, it gives way to the learned reward once that is trusted.
+    """The present source. With a feedback loop, the learned reward replaces it once that is trusted.
 
     Args:
-        source: in force at the start.
-        novelty: is shown every visited state as long as it is in force; None when it plays no part.
-        loop: asks the teacher; None when the source never changes.
-        log: keeps what a judge says directly; None where none does.
+        source: source at the start.
+        novelty: receives every visited state while it is used; None if it is not.
+        loop: asks the teacher; None if the source never changes.
+        log: stores direct answers of a judge; None if there are none.
         exploration: bonus beside the learned reward.
     """
 
@@ -99,12 +99,12 @@ class RewardSwitch:
 
     @property
     def learned(self) -> LearnedReward | None:
-        """The source learned from feedback, once it is in force."""
+        """Source learned from feedback, once it is in use."""
         return self._loop.source if self._loop is not None and self.source is self._loop.source else None
 
     @property
     def bonus(self) -> RewardSource | None:
-        """The bonus beside the learned reward, without its weight; None as long as that reward is not in force."""
+        """Bonus beside the learned reward, without its weight; None until that reward is in use."""
         if self._loop is None or self.learned is None:
             return None
         return {"none": None, "disagreement": self._loop.disagreement, "novelty": self._novelty}[
@@ -113,15 +113,15 @@ class RewardSwitch:
 
     @property
     def _novelty_in_use(self) -> NoveltyReward | None:
-        """The novelty, as long as it counts: until the learned reward takes over, or beside that as a bonus."""
+        """Novelty while it counts: until the learned reward takes over, or beside that as a bonus."""
         return self._novelty if self.learned is None or self._exploration.bonus == "novelty" else None
 
     def bonus_weight(self, env_steps: int) -> float:
-        """Present weight of the bonus, >= 0."""
+        """Returns the present weight of the bonus, >= 0."""
         return 0.0 if self.learned is None else self._exploration.weight_after(env_steps - self._learned_since)
 
     def record(self, sample: Sample) -> None:
-        """Remembers visited states and finished episodes for the sources that need them."""
+        """Stores visited states and finished episodes for the sources that need them."""
         if (novelty := self._novelty_in_use) is not None:
             novelty.observe(sample.transitions.obs)
         for listener in (self._loop, self._log):
@@ -130,18 +130,18 @@ class RewardSwitch:
                     listener.add(episode)
 
     def is_feedback_due(self, env_steps: int) -> bool:
-        """Whether the teacher is to be asked now."""
+        """Returns whether the teacher is to be asked now."""
         return self._loop is not None and self._loop.is_due(env_steps)
 
     def steps_to_session(self, env_steps: int) -> int | None:
-        """Env steps until the teacher is asked again, >= 0; None where it will not be."""
+        """Returns the env steps until the teacher is asked again, >= 0; None if it will not be."""
         return None if self._loop is None else self._loop.steps_to_session(env_steps)
 
     def hold_session(self, env_steps: int) -> dict[str, float]:
-        """Asks the teacher and fits the reward; the first fit that is trusted puts the learned reward in force."""
+        """Asks the teacher and fits the reward; after the first trusted fit the learned reward is used."""
         assert self._loop is not None, "sessions are only due where there is a feedback loop"
         session_metrics = self._loop.run_session(env_steps)
-        # once in force it stays so: later answers may be harder without being random
+        # once in use it stays so: later answers may be harder without being random
         if self._loop.source.is_trusted and self.learned is None:
             logger.info("the learned reward is in force from step %d on", env_steps)
             self._switch_to_learned(self._loop, env_steps)
@@ -150,30 +150,30 @@ class RewardSwitch:
         return session_metrics
 
     def finish_feedback(self, env_steps: int) -> dict[str, float]:
-        """Waits for a judge's answers that are still to come, so that their records are not lost; returns metrics."""
+        """Waits for a judge's outstanding answers, so that their records are not lost; returns metrics."""
         return {} if self._loop is None else self._loop.finish(env_steps)
 
     def drain_records(self, env_steps: int) -> list[Record]:
-        """The records since the last call, of queries or of direct scores; empty where no teacher is asked."""
+        """Returns the records since the last call, of queries or of direct scores; empty if no teacher is asked."""
         if self._log is not None:
             return [*self._log.drain(env_steps)]
         return [] if self._loop is None else self._loop.drain_records()
 
     def get_state(self) -> dict[str, Any]:
-        """The state of everything in it, as a state tree."""
+        """Returns the state of all parts, as a state tree."""
         novelty = self._novelty_in_use
         return {
             "is_learned": self.learned is not None,
             "learned_since": self._learned_since,
-            # novelty is saved below, and only as long as it counts: its states grow with every step
+            # novelty is saved below, and only while it counts: its states grow with every step
             "source": None if self._first_source is self._novelty else self._first_source.get_state(),
             "novelty": None if novelty is None else novelty.get_state(),
             "loop": None if self._loop is None else self._loop.get_state(),
         }
 
     def set_state(self, tree: dict[str, Any]) -> None:
-        """Restores what `get_state` returned, in a switch built from the same config, however far it has come."""
-        # back to the start first: this switch may have come farther than the one that was saved
+        """Restores what `get_state` returned, in a switch built from the same config, in any state."""
+        # reset first: this switch may be further than the saved one
         self.source = self._first_source
         if tree["source"] is not None:
             self._first_source.set_state(tree["source"])
@@ -185,21 +185,21 @@ class RewardSwitch:
             novelty.set_state(tree["novelty"])
 
     def _switch_to_learned(self, loop: FeedbackLoop, env_steps: int) -> None:
-        """Puts the learned reward in force; unless novelty goes on beside it, its memory of states is given back."""
+        """Switches to the learned reward; unless novelty continues beside it, its memory of states is freed."""
         self.source, self._learned_since = loop.source, env_steps
         if self._novelty is not None and self._novelty_in_use is None:
             self._novelty.forget()
 
 
 def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbour: int, seed: int) -> RewardSwitch:
-    """The switch that `setup` describes.
+    """Builds the switch that `setup` describes.
 
     Args:
-        setup: what the run is rewarded by; it has been checked.
+        setup: reward settings of the run, already checked.
         task: name in the registry.
         viewer: an env that only draws the images; it is not trained in.
         novelty_neighbour: k of the exploration reward.
-        seed: of whatever is drawn.
+        seed: seed of all random choices.
     """
     reward = setup.reward
     judge = setup.make_judge() if reward.asks_judge and setup.make_judge else None
@@ -215,7 +215,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     context = SourceContext(env=viewer, frames=frames, goal=goal, judge=judge, novelty_neighbour=novelty_neighbour)
     if not reward.is_learned:
         source = build_source(reward.source, context)
-        # a reward of novelty is shown every state; what a judge says directly is logged, as queries are
+        # a reward of novelty receives every state; a judge's direct answers are logged, as queries are
         return RewardSwitch(
             source,
             novelty=source if isinstance(source, NoveltyReward) else None,
@@ -235,22 +235,22 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
         total_steps=setup.total_steps,
     )
     novelty = NoveltyReward.build(context)
-    # novelty twice: it is the first source, and is shown every state as long as it counts
+    # novelty twice: it is the first source, and receives every state while it counts
     return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)
 
 
 def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Callable[[str], None]) -> None:
-    """Asks the judge of comparisons about a few pairs whose answers are known, where the config wants it.
+    """Asks the judge of comparisons about a few pairs with known answers, if configured.
 
     Args:
-        setup: of the run.
-        task: a small draw of whose bench is asked.
-        env: as it is played.
-        seed: of the draw.
-        log: takes a line on what is being done now.
+        setup: reward settings of the run.
+        task: task from whose bench a small sample is drawn.
+        env: env settings of the run.
+        seed: seed of the sample.
+        log: receives progress messages.
 
     Raises:
-        JudgeRefused: the judge says nothing about which side is nearer.
+        JudgeRefused: the judge's answers say nothing about which side is nearer.
     """
     reward, count = setup.reward, setup.feedback.preflight
     if not (count and reward.asks_judge and reward.source == "preference"):

@@ -20,7 +20,7 @@ from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import make_vector
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 
-_P_HOLD = 0.5  # that a random action is kept for one more step; held actions reach further
+_P_HOLD = 0.5  # probability that a random action is repeated for one more step; persistent actions reach further
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Sample:
 
     transitions: Transitions
     episodes: list[Trajectory]
-    """Those that ended during the turn."""
+    """Episodes that ended during the turn."""
 
 
 def join(samples: Sequence[Sample]) -> Sample:
-    """The samples of several runners as one, in this order."""
+    """Joins the samples of several runners, in order."""
     if len(samples) == 1:
         return samples[0]
     columns = {
@@ -46,12 +46,12 @@ def join(samples: Sequence[Sample]) -> Sample:
 class StepEnvRunner(BaseRunner):
     """N envs in this process, stepped side by side; an episode that ends is followed by the next at once.
 
-    In the learner's process it acts with the very policy that is trained (`policy` is set from outside). An actor has
-    a policy of its own, whose weights come with every turn. Exploration noise has a generator of its own.
+    In the learner's process it acts with the policy in training (`policy` is set from outside). An actor has a copy of
+    the policy, whose weights come with every turn. Exploration noise has a generator of its own.
 
     Args:
         config: a `SACPebbleConfig`.
-        worker_index: as of `BaseRunner`.
+        worker_index: see `BaseRunner`.
     """
 
     policy: SquashedGaussian
@@ -66,11 +66,11 @@ class StepEnvRunner(BaseRunner):
             self._policy_values = flatten(self.policy.parameters())
 
     def begin(self, restart: int = 0) -> None:
-        """New envs at their first episodes, with random numbers that no other runner or restart has.
+        """Begins new envs at their first episodes, with random numbers that no other runner or restart has.
 
         Args:
-            restart: counts the times a lost runner was replaced; 0 at the start. Then the first actor's envs and
-                noise are those that a runner in the learner's process would have.
+            restart: number of times a lost runner was replaced; 0 at the start, when the first actor's envs and noise
+                equal those of a runner in the learner's process.
         """
         if self.env is not None:
             self.env.close()
@@ -102,19 +102,19 @@ class StepEnvRunner(BaseRunner):
         return Sample(to_transitions(steps), episodes)
 
     def act(self, *, values: FloatArray, num_steps: int, random_actions: bool) -> Sample:
-        """`sample` with the policy whose weights are `values` `[P]`; for actors."""
+        """Acts like `sample` with the policy whose weights are `values` `[P]`; for actors."""
         self._policy_values.copy_(torch.tensor(values))
         return self.sample(num_steps=num_steps, random_actions=random_actions)
 
     def _step(self, actions: FloatArray) -> tuple[Step, NDArray[np.bool_]]:
-        """One step of all envs and which of their episodes `[N]` it ended."""
+        """Makes one step of all envs; returns it, and which of their episodes `[N]` it ended."""
         obs, env_rewards, terminated, truncated, infos = self.env.step(actions)
         count_progress()
         ended = terminated | truncated
         next_obs, snapshots = obs.copy(), infos["snapshot"]
         self._check(observations=obs, rewards=env_rewards)
         progress, success = infos["progress"], infos["success"]
-        if ended.any():  # these envs were reset within the step: their last state lies in the final_* entries
+        if ended.any():  # these envs were reset within the step: their last state is in the final_* entries
             final = infos["final_info"]
             next_obs[ended] = np.stack(infos["final_obs"][ended])
             self._check(observations=next_obs)
@@ -136,38 +136,38 @@ class StepEnvRunner(BaseRunner):
         return step, ended
 
     def _check(self, **came: NDArray[Any]) -> None:
-        """Raises unless everything that the envs returned is finite.
+        """Raises unless all values returned by the envs are finite.
 
         Raises:
-            NumericsError: something is not.
+            NumericsError: some are not.
         """
-        if not np.isfinite(sum(values.sum() for values in came.values())):  # looked at one by one in that case alone
+        if not np.isfinite(sum(values.sum() for values in came.values())):  # checked one by one in that case only
             task, before = self.config.task, {"obs_before": self._obs}
             check_finite(f"the env {task}", f"mend the env; rlvlm check-task {task} looks at it", came, before)
 
     def _policy_actions(self) -> FloatArray:
-        """[N, A] sampled from the policy."""
+        """Returns [N, A], sampled from the policy."""
         noise = self._noise.standard_normal((self.num_envs, self.policy.action_size), np.float32)
         device = next(self.policy.parameters()).device
         return self.policy.act(torch.from_numpy(self._obs).to(device), torch.from_numpy(noise).to(device)).cpu().numpy()
 
     def _random_actions(self) -> FloatArray:
-        """[N, A] uniform in [-1, 1); each env keeps its last ones with probability `_P_HOLD`."""
+        """Returns [N, A], uniform in [-1, 1); each env keeps its last actions with probability `_P_HOLD`."""
         fresh = self._noise.uniform(-1, 1, self._random.shape).astype(np.float32)
         holds = self._noise.random(self.num_envs) < _P_HOLD
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """The spaces of a single env, under the name RLlib gives to the only module."""
+        """Returns the spaces of a single env, under RLlib's name for the only module."""
         return {DEFAULT_MODULE_ID: self._spaces()}
 
     def _spaces(self) -> tuple[gym.spaces.Box, gym.spaces.Box]:
-        """Observation and action space of a single env."""
+        """Returns observation and action space of a single env."""
         return self.env.single_observation_space, self.env.single_action_space
 
     def save_tree(self) -> dict[str, Any]:
-        """Envs, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
+        """Returns envs, running episodes and noise as a state tree: after `load_tree` the future is bit-identical."""
         return {
             "envs": [env.get_state() for env in self._envs],
             "obs": self._obs,

@@ -1,7 +1,7 @@
-"""The update of SAC: gradients for the learner to step along. Written out by hand for speed, or by autograd.
+"""The update of SAC: gradients for the learner's steps, written by hand for speed, or by autograd.
 
-Both members write the gradients of the losses into the networks' `grad`, critics first; the learner takes the steps.
-They get the same batch and noise in both methods, so a member may keep what both need.
+Both classes write the gradients of the losses into the networks' `grad`, critics first; the learner takes the steps.
+Both methods get the same batch and noise, so a class may keep shared results.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class HandWrittenUpdate:
     """The gradients of `AutogradUpdate`, without its bookkeeping: every derivative is a formula.
 
     Args:
-        networks: every trained parameter has memory for its gradient in `grad`, and keeps both for good.
+        networks: every trained parameter has allocated its `grad`, and both stay in place.
         sac: batch size and discount.
     """
 
@@ -40,11 +40,11 @@ class HandWrittenUpdate:
             )
             for critic in (networks.critic, networks.target)
         )
-        self._here: ActionSample  # at batch.obs, from the pass that `critic_gradients` made
+        self._here: ActionSample  # at batch.obs, from the pass in `critic_gradients`
 
     @torch.no_grad()
     def critic_gradients(self, batch: ReplayBatch, noise: Tensor) -> CriticValues:
-        """Gradients of both critics; draws the actions at `batch.obs` as well, since one pass makes both.
+        """Computes the gradients of both critics, and draws the actions at `batch.obs`, because one pass makes both.
 
         Args:
             batch: B transitions.
@@ -64,7 +64,7 @@ class HandWrittenUpdate:
 
     @torch.no_grad()
     def policy_gradients(self, batch: ReplayBatch, noise: Tensor) -> PolicyValues:
-        """Gradients of policy and temperature, with the critics as they are now, for the actions that
+        """Computes the gradients of policy and temperature, with the present critics, for the actions that
         `critic_gradients` drew from this noise.
         """
         here, alpha = self._here, self._log_alpha.exp()
@@ -86,10 +86,10 @@ class HandWrittenUpdate:
 
 
 class AutogradUpdate:
-    """Somewhat slower than `HandWrittenUpdate`; the place to try a change of the losses.
+    """The same update by autograd, somewhat slower; the place to try a change of the losses.
 
     Args:
-        networks: every trained parameter has memory for its gradient in `grad`.
+        networks: every trained parameter has allocated its `grad`.
         sac: discount.
     """
 
@@ -132,4 +132,4 @@ def _differentiate(loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
 
 
 UPDATES = {"by_hand": HandWrittenUpdate, "autograd": AutogradUpdate}
-"""By their names in `SACConfig.update`."""
+"""Implementations by name, as in `SACConfig.update`."""
