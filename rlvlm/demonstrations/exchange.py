@@ -77,8 +77,8 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
     Args:
         file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift, found
             its keys. Untrusted. A chat with an image that cannot be shown is left out.
-        folder: folder of a task in turns; answers are read with the words of its actions.
-        player: name stored as the player of the answers.
+        file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift, recognised
+            by its keys. Untrusted. A chat with an image that cannot be shown is left out.
         images: folder that image files are relative to and must lie in; by default the file's own folder.
 
     Raises:
