@@ -1,4 +1,4 @@
-"""What of a collection is learned from, and the card of a folder: what is in it, in counts."""
+"""Selection of the steps to learn from, and the card of a folder, which counts its contents."""
 
 import hashlib
 from collections import Counter
@@ -15,34 +15,34 @@ from rlvlm.demonstrations.records import EpisodeRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterConfig:
-    """Which steps are good enough."""
+    """Filter of the steps to learn from."""
 
     valid: bool = True
-    """Leaves out replies that the env could not read."""
+    """Whether to leave out replies that the env could not read."""
     successful: bool = False
-    """Leaves out episodes that did not end in success."""
+    """Whether to leave out episodes that did not end in success."""
     noise: bool = True
-    """Keeps replies that were spoilt on purpose."""
+    """Whether to keep replies that were corrupted on purpose."""
     min_return: float | None = None
-    """Least true return of an episode; None: returns are not looked at."""
+    """Minimum true return of an episode; None: no minimum."""
 
 
 Kept = list[tuple[EpisodeRecord, tuple[int, ...]]]
-"""Episodes, and the places of those of their steps that are learned from; an episode in chunks has place 0."""
+"""Episodes, with the indices of their steps to learn from; an episode in chunks has index 0."""
 
 
 def select(records: Iterable[EpisodeRecord], config: FilterConfig) -> tuple[Kept, Counter[str]]:
-    """What passes, and how many steps were left out for which reason; each is counted once, for the first."""
+    """Returns the steps that pass, and the number left out by reason; each step counts for its first reason only."""
     kept: Kept = []
     reasons: Counter[str] = Counter()
     for record in records:
         is_lost = config.successful and not record.success
         is_poor = config.min_return is not None and record.env_return < config.min_return
         if is_lost or is_poor:
-            # counted in steps, as all reasons are; chunks count as one
+            # counted in steps, as for every reason; an episode in chunks counts as one
             reasons["episode without success" if is_lost else "return too small"] += max(len(record.steps), 1)
             continue
-        places = [] if record.steps else [0]  # chunks are taken or left as a whole
+        places = [] if record.steps else [0]  # an episode in chunks is kept or left out as a whole
         for place, step in enumerate(record.steps):
             if config.valid and step.action is None:
                 reasons["unreadable reply"] += 1
@@ -56,13 +56,13 @@ def select(records: Iterable[EpisodeRecord], config: FilterConfig) -> tuple[Kept
 
 
 def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[EpisodeRecord], list[EpisodeRecord]]:
-    """Episodes to learn from, and those held out: by seed, so that no start is on both sides, by whichever player.
+    """Returns the episodes to learn from, and those held out: split by seed, so that no start is on both sides.
 
-    An episode's side depends on its task and seed alone: it stays where it is as a collection grows.
+    An episode's side depends only on its task and seed, whoever the player: it stays the same as a collection grows.
 
     Args:
-        records: any.
-        held_out: share in [0, 1) of seeds that is held out, on average.
+        records: episodes of any kind.
+        held_out: share of seeds to hold out on average, in [0, 1).
 
     Raises:
         ValueError: the share is out of range.
@@ -71,7 +71,7 @@ def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[Episo
         raise ValueError(f"held_out must be in [0, 1), got {held_out}")
     sides: tuple[list[EpisodeRecord], list[EpisodeRecord]] = [], []
     for record in records:
-        # a hash and not a draw: an episode keeps its side as the folder grows
+        # hashed rather than drawn: an episode keeps its side as the folder grows
         digest = hashlib.sha256(f"{record.task}:{record.seed}".encode()).digest()
         is_held_out = int.from_bytes(digest[:8]) < held_out * 2**64
         sides[is_held_out].append(record)
@@ -79,7 +79,7 @@ def split(records: Iterable[EpisodeRecord], held_out: float) -> tuple[list[Episo
 
 
 SHEET = "episodes.png"
-"""A contact sheet beside the card, where one was drawn."""
+"""File name of the contact sheet beside the card, if there is one."""
 
 
 @dataclass(slots=True)
@@ -95,16 +95,16 @@ class Census:
     actions: Counter[str] = field(default_factory=Counter)
     chunks: int = 0
     goals: Counter[str] = field(default_factory=Counter)
-    """Episodes by instruction, of tasks in chunks."""
+    """Episodes by instruction, for tasks in chunks."""
     won: Counter[str] = field(default_factory=Counter)
-    """Those that succeeded."""
+    """Successful episodes by instruction."""
     rejected: Counter[str] = field(default_factory=Counter)
     images: set[str] = field(default_factory=set)
-    """Digests of the distinct ones."""
+    """Digests of the distinct images."""
 
 
 def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None) -> Census:
-    """Counts what is there; `rejected` is what the filter would leave out, and why."""
+    """Counts the episodes; `rejected` counts what the filter would leave out, by reason."""
     counts = Census()
     for record in records:
         counts.episodes += 1
@@ -113,7 +113,7 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
         counts.returns += record.env_return
         counts.players[record.player] += 1
         counts.images |= record.digests()
-        # of chunks only successes are learned from
+        # of episodes in chunks only successes are learned from
         counts.rejected += select([record], config or FilterConfig(successful=record.kind == "chunks"))[1]
         if record.kind == "chunks":
             counts.chunks += len(record.arrays.get("actions", ()))
@@ -135,7 +135,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
         num = len(counts.images)
         kept = f"{num:,} distinct images are kept" if num else "images are drawn from states"
         said = f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; {success}; {kept}."
-        # how the chunks were made stands on the card word for word: a second import needs the same
+        # the settings by which chunks were made are on the card in full: a second import must use the same
         lists = {name: ", ".join(map(str, value)) for name, value in folder.chunks.items() if isinstance(value, list)}
         lines = [
             *(said, "", *players, "| instruction | episodes | successes |", "|---|---|---|"),

@@ -1,7 +1,7 @@
-"""Settings of envs: what all have, and what each of the three kinds has. A family adds its own beside its code.
+"""Settings shared by all envs and by each of the three kinds. An env family adds its own settings beside its code.
 
-A `Task` says by its `env` which class its envs take; that class's fields are the `--env` options of its runs. Imports
-nothing heavy, so that the command line starts at once.
+`Task.env` names the settings class of the task's envs; the fields of that class are the `--env` options of a run. This
+module imports nothing heavy, so that the command line starts at once.
 """
 
 from collections.abc import Mapping
@@ -13,57 +13,57 @@ from rlvlm.core.checks import check_least
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """The env of the task."""
+    """Settings of the task's env."""
 
     drawing: ClassVar[tuple[str, ...]] = ()
-    """Fields that decide how images are drawn, and nothing else."""
+    """Fields that only decide how images are drawn."""
     episode_steps: int = 250
-    """Env steps per episode, >= 1; the limit is a truncation, not an end."""
+    """Env steps per episode, >= 1; at the limit an episode is truncated, not terminated."""
     draw_path: bool = False
-    """Whether the last image that a judge sees has the path of the hand, or of what moves in its place, drawn on it.
-    The policy and a learned reward see images without."""
+    """Whether the path of the hand (or of the moving object) is drawn on the last image that a judge sees. The policy
+    and a learned reward see images without it."""
 
     def __post_init__(self) -> None:
         check_least(self, "env", 1, "episode_steps")
 
     def for_demonstrations(self) -> Self:
-        """The same, without what only makes training faster or its judge blind."""
+        """Returns these settings without those that only make training faster or its judge blind."""
         return self
 
     def play_settings(self) -> dict[str, Any]:
-        """Settings that demonstrations depend on, by name, however they are drawn."""
+        """Returns, by name, the settings that demonstrations depend on, however the images are drawn."""
         settings = asdict(self.for_demonstrations())
         return {name: value for name, value in settings.items() if name not in (*self.drawing, "draw_path")}
 
     def for_evaluation(self) -> Self:
-        """The same as evaluations play it."""
+        """Returns these settings as evaluations use them."""
         return self.for_demonstrations()
 
     def for_model(self, is_pocket: bool) -> Self:  # noqa: ARG002 - for families that draw differently for some
-        """The same, drawn as a model wants it that is a pocket model or comes trained."""
+        """Returns these settings, drawn as the model expects; `is_pocket`: it is a pocket model or arrives trained."""
         return self
 
     def for_people(self) -> Self:
-        """The same, drawn as people want to see it."""
+        """Returns these settings, drawn for people to look at."""
         return self
 
     def without_effect(self) -> Mapping[str, str]:
-        """Settings that have no effect beside the others: name to what is why."""
+        """Returns the settings that have no effect beside the others: name to the reason."""
         return {}
 
     @property
     def start_words(self) -> str:
-        """How episodes start and what is drawn, for a run's card, e.g. `start fixed, `; empty where nothing differs."""
+        """Returns how episodes start and what is drawn, for a model card, e.g. `start fixed, `; empty if usual."""
         return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnvConfig(EnvConfig):
-    """An env in steps."""
+    """Settings of an env in steps."""
 
     start: Literal["fixed", "near", "random"] = "fixed"
-    """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode; near: so
-    drawn too, but in the paper's MetaWorld tasks the hand begins as near to the object as in the paper."""
+    """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode; near: also
+    drawn anew, but in the paper's MetaWorld tasks the hand begins as close to the object as in the paper."""
     num_envs: int = 1
     """Envs stepped in parallel, >= 1."""
 
@@ -78,38 +78,38 @@ class StepEnvConfig(EnvConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TurnEnvConfig(EnvConfig):
-    """An env in turns."""
+    """Settings of an env in turns."""
 
     has_split: ClassVar[bool] = True
-    """Whether starts can be held out; where they lie anywhere, none is met twice, and there is nothing to hold out."""
+    """Whether starts can be held out; an env with continuous starts never meets one twice, so it holds none out."""
     rules: Literal["strict", "legacy"] = "strict"
-    """strict: replies are read strictly, and one that cannot be read does nothing and costs a penalty; legacy: the
-    reference's rules with their loopholes, and a random action for such a reply."""
+    """strict: replies are parsed strictly, and an unreadable one does nothing and costs a penalty; legacy: the
+    reference's rules with their loopholes, which answer an unreadable reply with a random action."""
     split: Literal["all", "training", "held_out"] = "all"
-    """Which starts (hands of cards, layouts of grids) episodes may have. A fifth of them is held out, always the same
-    ones. A run of training plays the others, and its evaluations those that were held out."""
+    """Which starts (hands of cards, layouts of grids) episodes may have. A fifth of them, always the same, is held
+    out: a training run plays the others, and its evaluations play the held-out ones."""
     prompt: str = ""
-    """File with the words of the prompt, for instance a reference's; empty: the env's own. In it $prompt stands for the
-    env's own, $actions for the legal words, $goal for the goal and, in games of points, $formula for the formula so
-    far; $$ is a dollar sign."""
+    """File with a prompt of your own, for instance a reference's; empty: the env's prompt. In the file $prompt stands
+    for the env's prompt, $actions for the legal actions, $goal for the goal and, in games of points, $formula for the
+    formula so far; $$ is a dollar sign."""
 
     def for_evaluation(self) -> Self:
-        """See `EnvConfig`: with the held-out starts where training leaves some out."""
+        """See `EnvConfig`; uses the held-out starts if training leaves some out."""
         same = super().for_evaluation()
         return replace(same, split="held_out") if self.split == "training" else same
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkEnvConfig(EnvConfig):
-    """An env in chunks."""
+    """Settings of an env in chunks."""
 
     continue_after_success: bool = False
-    """While training: whether an episode goes on to its time limit after its success, which counts all the same. Where
-    a judge rewards, an end at success shows the truth in the episode's length. Evaluations and demonstrations always
-    end at success."""
+    """Whether a training episode goes on to its time limit after success, which still counts. With a judge's reward,
+    ending at success would reveal the truth through the episode's length. Evaluations and demonstrations always end at
+    success."""
 
     def for_demonstrations(self) -> Self:
-        """See `EnvConfig`: with an end at success."""
+        """See `EnvConfig`; episodes end at success."""
         return replace(super().for_demonstrations(), continue_after_success=False)
 
 
@@ -118,16 +118,16 @@ KIND_CONFIGS: Mapping[str, type[EnvConfig]] = {
     "turns": TurnEnvConfig,
     "chunks": ChunkEnvConfig,
 }
-"""By `Task.kind`: what an env has that brings no settings of its own."""
+"""Settings class by `Task.kind`, for envs that bring no settings of their own."""
 
 
 _RENAMED = {"plays_on": "continue_after_success", "shows_last": "prompt_last_action"}
 
 
 def current_settings(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an env that an older file names, under the names and values of today; others as they are."""
+    """Returns the env settings of an older file under today's names and values; the others unchanged."""
     settings = {_RENAMED.get(name, name): value for name, value in env.items()}
-    if settings.get("look") in ("auto", "benchmark", "light"):  # LIBERO's; a setting of one's own may have that name
+    if settings.get("look") in ("auto", "benchmark", "light"):  # LIBERO's; users' envs may have one of that name
         settings["render_style"] = settings.pop("look")
     # LIBERO's too, which is known by its own settings, or by those of all families that files of before kinds have
     if "moved" in settings and settings.keys() & {"mesh_cell", "deals"}:

@@ -1,8 +1,8 @@
-"""Every figure that rlvlm shows at Ray's Prometheus endpoint, once: name, kind, tags, and who observes it.
+"""All metrics at Ray's Prometheus endpoint: name, kind, tags, and who observes them.
 
 Ray exports them on each node's metrics port beside its own (Serve's latencies, queues and replica health), with the
-prefix `ray_` and, for counters, the suffix `_total`; `docs/monitoring/rlvlm.json` is a Grafana dashboard over them. A
-process without Ray may observe too: nothing happens then.
+prefix `ray_` and, for counters, the suffix `_total`; `docs/monitoring/rlvlm.json` is a Grafana dashboard for them. In a
+process without Ray, observing does nothing.
 """
 
 from collections import Counter as Tally
@@ -21,23 +21,23 @@ ANSWERS = "rlvlm_judge_answers"
 BATCH_SIZE = "rlvlm_judge_batch_size"
 """Histogram, tag kind: questions per batch."""
 QUEUE = "rlvlm_judge_queue"
-"""Gauge: questions that wait in a replica for a batch."""
+"""Gauge: questions waiting in a replica for a batch."""
 LATENCY_S = "rlvlm_judge_latency_s"
-"""Histogram, tag kind: seconds a request spent in a replica, waiting included."""
+"""Histogram, tag kind: seconds a request spent in a replica, including waiting."""
 GPU_BYTES = "rlvlm_judge_gpu_bytes"
-"""Gauge: the most GPU memory that the replica has held."""
+"""Gauge: maximum GPU memory that the replica has held, bytes."""
 RETRIES = "rlvlm_judge_retries"
 """Counter, tag reason (the error's name): requests that a client sent again."""
 REFUSED = "rlvlm_judge_refused"
 """Counter: requests refused because the queue was full."""
 CROSSED = "rlvlm_judge_crossed"
-"""Counter: answers that came back for other images than were sent; anything but 0 is a fault of ours."""
+"""Counter: answers to other images than those sent; anything but 0 is a bug of ours."""
 CACHE_HITS = "rlvlm_cache_hits"
-"""Gauge, tag run: questions answered from memory so far."""
+"""Gauge, tag run: questions answered from the cache so far."""
 CACHE_MISSES = "rlvlm_cache_misses"
-"""Gauge, tag run: questions put to the judge so far."""
+"""Gauge, tag run: questions asked of the judge so far."""
 RUN_FIGURE = "rlvlm_run_figure"
-"""Gauge, tags run and figure: the newest value of each figure of a run, named as in its `metrics.jsonl`."""
+"""Gauge, tags run and figure: latest value of each metric of a run, named as in its `metrics.jsonl`."""
 
 COUNTERS = (ANSWERS, RETRIES, REFUSED, CROSSED)
 GAUGES = (QUEUE, GPU_BYTES, CACHE_HITS, CACHE_MISSES, RUN_FIGURE)
@@ -45,7 +45,7 @@ HISTOGRAMS = (BATCH_SIZE, LATENCY_S)
 
 
 class ReplicaMetrics:
-    """What one replica observes. Serve adds the tags application, deployment and replica."""
+    """Metrics of one replica. Serve adds the tags application, deployment and replica."""
 
     def __init__(self) -> None:
         # slow to import, and a run without replicas has none; as Ray's own, plus application, deployment and replica
@@ -65,13 +65,13 @@ class ReplicaMetrics:
         self._latency_s.observe(seconds, {"kind": kind})
 
     def state(self, num_waiting: int, gpu_bytes: int = 0) -> None:
-        """Notes how the replica stands."""
+        """Records the replica's queue and GPU memory."""
         self._queue.set(num_waiting)
         self._gpu_bytes.set(gpu_bytes)
 
 
 class ClientMetrics:
-    """What the caller's side observes: tries that went wrong."""
+    """Metrics of the client's side: failed tries."""
 
     def __init__(self) -> None:
         self.retries = ray_metrics.Counter(RETRIES, "Requests sent again.", tag_keys=("run", "reason"))
@@ -80,7 +80,7 @@ class ClientMetrics:
 
 
 def show_cache(run: str) -> Callable[[int, int], None]:
-    """Shows the hits and misses of a run's `CachedJudge`, which calls it after every answer."""
+    """Returns a function that exports hits and misses, which a run's `CachedJudge` calls after every answer."""
     hits = ray_metrics.Gauge(CACHE_HITS, "Questions answered from memory.", tag_keys=("run",))
     misses = ray_metrics.Gauge(CACHE_MISSES, "Questions put to the judge.", tag_keys=("run",))
 
@@ -92,7 +92,7 @@ def show_cache(run: str) -> Callable[[int, int], None]:
 
 
 def show_figures(run: str) -> Callable[[Mapping[str, float]], None]:
-    """Shows each row of a run's metrics, training and labels alike, beside the judge's figures."""
+    """Returns a function that exports each row of a run's metrics, of training and labels, beside the judge's."""
     gauge = ray_metrics.Gauge(RUN_FIGURE, "Newest figures of a run.", tag_keys=("run", "figure"))
 
     def show(row: Mapping[str, float]) -> None:

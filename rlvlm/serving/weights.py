@@ -1,12 +1,11 @@
-"""Weights of a policy on their way from who trains them to who acts with them, under a version of their own.
+"""Versioned weights of a policy on their way from the learner to the replicas that sample.
 
-They lie in Ray's object store, in buckets, and a request names the version that it wants: a replica fetches what it
-lacks, bucket by bucket, and one that joins late, or comes back in the middle of it, is sent nothing. The buckets stay
-there until the next version takes their place, since only so a replica that is lost finds all of them again while the
-learners are busy with the next update.
+They are in Ray's object store, in buckets, and a request names the version that it needs: a replica fetches missing
+buckets one by one, so a new or restarted one needs no special treatment. The buckets stay there until the next version
+replaces them, because a lost replica must find all of them again while the learners compute the next update.
 
-What arrives torn, foreign or not finite is refused. Where that was found when half of it was written, the replica has
-no weights until a request brings good ones, which may be the old ones; it never answers with a mixture.
+Weights that arrive truncated, foreign or not finite are refused. If that is found after half of them were loaded, the
+replica has no weights until a request brings valid ones, which may be the old ones; it never answers with a mixture.
 """
 
 import json
@@ -33,12 +32,12 @@ from rlvlm.policies.vlm.vllm_worker import FAILED, MODEL
 from rlvlm.vlms.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 FETCH_TIMEOUT_S = 300.0
-"""Longest wait for weights from another machine."""
+"""Maximum wait for weights from another machine, seconds."""
 _POLL_S = 0.002
 _BOUND = 1e-3
 _COARSE_BOUND = 0.1
-"""Largest mean distance between the log-probs of a token, in nats, that two copies of equal weights may show: in
-float32, and in the coarser types, where kernels differ from GPU to GPU."""
+"""Maximum mean difference of a token's log-probs, in nats, between two copies of equal weights: in float32, and in
+lower precision, where kernels differ between GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,29 +45,29 @@ class Probe:
     """A fixed reply to a fixed turn, by which two copies of a policy are compared."""
 
     obs: Observations
-    """The turn."""
+    """Observation of the turn."""
     prompt_ids: IntArray
-    """Its prompt, for vLLM, which has no words."""
+    """Token ids of its prompt, for vLLM, which gets no text."""
     ids: IntArray
-    """[N] of the reply."""
+    """[N] token ids of the reply."""
     frame: Frames
-    """[1, H, W, 3] the image."""
+    """[1, H, W, 3] image of the turn."""
     log_probs: FloatArray
-    """[N] of the reply's tokens, where the weights come from."""
+    """[N] log-probs of the reply's tokens on the learner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """One version of a policy's weights: small enough to go with every request, for what is heavy stays behind."""
+    """One version of a policy's weights: a small handle that travels with every request, without the buckets."""
 
     version: int
     buckets: tuple[Bucket, ...]
     """Everything that learns; where there is an `adapter`, all of that, in a policy's names or in PEFT's."""
     probe: Probe
     adapter: str = ""
-    """`adapter_config.json` of PEFT, where the buckets hold an adapter for vLLM."""
+    """PEFT's `adapter_config.json`, if the buckets hold an adapter for vLLM."""
     digest: str = field(init=False)
-    """Digest of everything in the buckets."""
+    """Digest of the content of all buckets."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(self.buckets))
@@ -85,13 +84,13 @@ def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
     bucket_bytes: int,
     vllm_dtype: str | None = None,
 ) -> Weights:
-    """The weights that `policy` has now, with what it says of a fixed reply.
+    """Packs the present weights of `policy`, with its log-probs of a fixed reply.
 
     Args:
-        policy: whose weights they are.
-        version: they are to have.
-        obs: a fixed turn.
-        ids: of the fixed reply to it.
+        policy: policy whose weights to pack.
+        version: version number to give them.
+        obs: observation of a fixed turn.
+        ids: token ids of the fixed reply to it.
         frame: [1, H, W, 3] its image, which `policy` was shown.
         buckets: the same weights where learners have put them into the store already.
         bucket_bytes: that a bucket holds at most.
@@ -140,17 +139,17 @@ def pack_weights(  # noqa: PLR0913 - a version, and what it is known by
 def fetch(
     weights: Weights, bucket: Bucket, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Content:
-    """The bytes of one of the buckets of `weights`, read-only, waited for in the context `waiting`; the one after it
-    sets out meanwhile.
+    """Returns the bytes of one bucket of `weights`, read-only; waits for them in the context `waiting`, and
+    starts fetching the next one.
 
     Raises:
-        ModelUnavailable: they do not come.
+        ModelUnavailable: they do not arrive.
     """
     following = weights.buckets[weights.buckets.index(bucket) :][1:2]
     try:
         with waiting():
             content: Any = ray.get(bucket.where[0], timeout=FETCH_TIMEOUT_S)
-            if following:  # it sets out while this one is copied
+            if following:  # it is fetched while this one is copied
                 ray.wait([following[0].where[0]], timeout=0, fetch_local=True)
     except GetTimeoutError as error:
         raise _refused(weights, f"they did not come within {FETCH_TIMEOUT_S:.0f} s") from error
@@ -162,20 +161,20 @@ def fetch(
 def load_weights(
     policy: VLMPolicy, weights: Weights, waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> float:
-    """Gives `policy` the weights, bucket by bucket, each waited for in the context `waiting`.
+    """Loads the weights into `policy`, bucket by bucket, each waited for in the context `waiting`.
 
     Returns:
-        How far its log-probs of the probe are off: mean distance per token, nats.
+        Mean difference of its log-probs of the probe from the learner's, nats per token.
 
     Raises:
-        ModelUnavailable: they are torn, of another policy, not finite, or make another policy here than where they come
-            from. `policy` may have some of them by then and must not be used before it is given good ones.
+        ModelUnavailable: they are truncated, of another policy, not finite, or give other outputs here than on the
+            learner. `policy` may hold some of them by then and must not be used before it gets valid ones.
     """
     try:
         fill_from_buckets(policy.trained_state(), weights.buckets, lambda bucket: fetch(weights, bucket, waiting))
     except ValueError as error:
         raise _refused(weights, str(error)) from error
-    policy.forget_stale_images()  # what the vision tower's former weights made of them
+    policy.forget_stale_images()  # computed by the vision tower's former weights
     probe = weights.probe
     if policy.images.missing(probe.obs.images):
         policy.show(probe.obs.images, probe.frame)
@@ -185,12 +184,12 @@ def load_weights(
 
 
 def write_adapter(weights: Weights, folder: Path) -> None:
-    """Puts an adapter that was packed for vLLM into `folder`, as PEFT would, once it is known to be whole.
+    """Writes an adapter that was packed for vLLM into `folder`, as PEFT would, after checking that it is complete.
 
     Raises:
-        ModelUnavailable: it is torn or not finite; nothing was written.
+        ModelUnavailable: it is truncated or not finite; nothing was written.
     """
-    # whole before a byte is written: vLLM must never find half an adapter
+    # checked before a byte is written: vLLM must never find half an adapter
     try:
         state = {
             _peft_name(name): value
@@ -211,18 +210,18 @@ def _peft_name(name: str) -> str:
 
 
 def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threading.Event) -> None:
-    """Hands the buckets to processes that do not know Ray, as files that `policies.vlm.vllm_worker` reads: one is read
-    while the next is written.
+    """Passes the buckets to processes without Ray, as files that `policies.vlm.vllm_worker` reads: one is read while
+    the next is written.
 
     Args:
-        weights: whose buckets they are.
-        folder: for the files, which are gone afterwards.
-        readers: processes that read each of them.
-        is_over: set by the readers' caller, once they are done, have failed or are not waited for any more;
-            those that have not read all by then are stopped.
+        weights: weights to pass on.
+        folder: folder for the files, which are deleted afterwards.
+        readers: number of processes that read each of them.
+        is_over: set by the readers' caller once they are done, have failed or are not waited for any more; readers that
+            have not read everything by then are stopped.
 
     Raises:
-        ModelUnavailable: a bucket does not come; the readers are stopped.
+        ModelUnavailable: a bucket does not arrive; the readers are stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -237,32 +236,32 @@ def feed_buckets(weights: Weights, folder: Path, readers: int, is_over: threadin
                 break
             content = fetch(weights, bucket)
             content.tofile(folder / f"{number}.part")
-            del content  # gives its memory in the object store back before the next one comes
+            del content  # frees its memory in the object store before the next one arrives
             (folder / f"{number}.part").rename(folder / str(number))
-            # the one before was read meanwhile; no more than two ever lie on the disk
+            # the previous one was read meanwhile; at most two are ever on disk
             if number:
                 wait_until_read(number - 1)
         wait_until_read(len(weights.buckets) - 1)
-    finally:  # readers that still wait for a file, whatever the reason, would do so for ever
+    finally:  # readers still waiting for a file would do so for ever
         (folder / FAILED).touch()
 
 
 def check_probe(weights: Weights, here: FloatArray, *, is_coarse: bool) -> float:
-    """How far weights that were loaded are off where they are now, in what they say of the probe.
+    """Returns how much loaded weights differ here in their log-probs of the probe.
 
     Args:
-        weights: that were loaded.
+        weights: the loaded weights.
         here: [N] log-probs of the probe's reply with them.
-        is_coarse: whether they are of less than 32 bits.
+        is_coarse: whether they have less than 32 bits.
 
     Returns:
-        Mean absolute difference from what was said where they come from, nats per token.
+        Mean absolute difference from the learner's log-probs, nats per token.
 
     Raises:
-        ModelUnavailable: they make another policy here.
+        ModelUnavailable: the outputs differ too much.
     """
     distance = float(np.abs(here - weights.probe.log_probs).mean())
-    if not distance <= (_COARSE_BOUND if is_coarse else _BOUND):  # NaN is refused too
+    if not distance <= (_COARSE_BOUND if is_coarse else _BOUND):  # also refuses NaN
         raise _refused(weights, f"a fixed reply differs by {distance:.2g} nats a token from where they come from")
     return distance
 

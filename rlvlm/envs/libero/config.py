@@ -11,20 +11,19 @@ from rlvlm.envs.robosuite.config import PhysicsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
-    """LIBERO."""
+    """Settings of LIBERO."""
 
     drawing: ClassVar[tuple[str, ...]] = ("render_style", "mesh_cell")
     start_jitter_m: float = 0.0
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
     render_style: Literal["auto", "benchmark", "light"] = "auto"
-    """How images are drawn. benchmark: as the benchmark itself draws them, with every point of its meshes, shadows,
-    reflections and smooth edges, which is what published checkpoints were trained on; light: without, 3 to 20 times as
-    fast on a CPU. auto: light for pocket models, which were trained so, and benchmark for all others; policy and judge
-    each see their own."""
+    """How images are drawn. benchmark: as in the benchmark, with full meshes, shadows, reflections and smooth edges,
+    which published checkpoints were trained on; light: without these, 3 to 20 times as fast on a CPU. auto: light for
+    pocket models, which were trained on it, and benchmark for all others; policy and judge each see their own."""
     mesh_cell: float = 0.005
-    """For light images: points of a mesh that are nearer to each other than this, metres, are drawn as one. 0.012 takes
-    half the time and differs by less than a pixel at 64 pixels."""
+    """For light images: mesh points closer together than this, metres, are merged. 0.012 halves the time and differs by
+    less than a pixel at 64 pixels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -32,7 +31,7 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
         check_interval(self, "env", "(0, 0.1]", "mesh_cell")
 
     def for_model(self, is_pocket: bool) -> Self:
-        """See `EnvConfig`: with `render_style` decided."""
+        """See `EnvConfig`; also decides `render_style`."""
         return (
             self if self.render_style != "auto" else replace(self, render_style="light" if is_pocket else "benchmark")
         )

@@ -1,4 +1,4 @@
-"""The envs of a LIBERO task: one by itself, and many that take turns with one scene. Made by the registry."""
+"""The envs of a LIBERO task: a single one, and many that share one scene. Made by the registry."""
 # pyright: reportAttributeAccessIssue=false
 # mujoco ships no type stubs, and its names live in compiled modules
 
@@ -29,7 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def to_robosuite(action: FloatArray) -> FloatArray:
-    """`[7]` as robosuite takes it: the gripper, 1 open and 0 closed in a policy's actions, is -1 open and 1 closed.
+    """Returns `[7]` as robosuite takes it: the gripper, 1 open and 0 closed in a policy's actions, becomes -1 and 1.
 
     Source: OpenVLA's LIBERO evaluation, -sign(2 g - 1). Departure: exactly 0.5, whose sign is 0 there, opens.
     """
@@ -37,11 +37,11 @@ def to_robosuite(action: FloatArray) -> FloatArray:
 
 
 class LiberoEnvs(ChunkEnvs):
-    """Envs side by side. The scene is lent to one after the other; finished ones are stepped no further.
+    """Envs stepped side by side. They share one scene in turn; finished ones are not stepped any more.
 
     Args:
-        scene: of the task.
-        config: time limit, how far things are moved, and the simulation's step.
+        scene: scene of the task.
+        config: time limit, largest shift of things, and the simulation's step.
     """
 
     def __init__(self, scene: LiberoScene, config: LiberoConfig) -> None:
@@ -53,12 +53,12 @@ class LiberoEnvs(ChunkEnvs):
         self.ages = np.empty(0, np.int64)
         self.progress = np.empty(0, np.float32)
         self.solved = np.empty(0, bool)
-        """[N] whether success has been rewarded."""
+        """[N] whether the success was already rewarded."""
 
     def begin(self, state_ids: NDArray[np.int64]) -> Observations:
-        """First observations of N new episodes."""
+        """Returns the first observations of N new episodes."""
         distinct, inverse = np.unique(state_ids, return_inverse=True)
-        starts = []  # a group of equal numbers is one start, settled once
+        starts = []  # equal numbers share one start, settled once
         with self.scene.turn:
             for state_id in distinct.tolist():
                 state = self.scene.start(state_id, self._start_jitter_m)
@@ -87,10 +87,10 @@ class LiberoEnvs(ChunkEnvs):
                 is_solved = False
                 for index, action in enumerate(chunks[place, :left]):
                     scene.arm.step(to_robosuite(action), self._step_s)
-                    trail[place, index:] = scene.positions()  # up to the end: steps that are left out show the last one
+                    trail[place, index:] = scene.positions()  # fills to the end: steps left out repeat the last one
                     steps[place] = index + 1
                     is_cut[place] = scene.has_diverged()
-                    if is_cut[place]:  # numbers have become impossible: the episode is cut there, as a failure
+                    if is_cut[place]:  # the physics diverged: the episode is cut here, as a failure
                         _LOGGER.warning("the simulation diverged: %s; the episode ends here", scene.instruction)
                     is_solved = not is_cut[place] and scene.is_solved()
                     rewards[place, index] = is_solved and not self.solved[row]
@@ -101,7 +101,7 @@ class LiberoEnvs(ChunkEnvs):
                 success_at_end[place] = is_solved
                 self.states[row] = scene.save()
                 count_progress()
-                mujoco.mj_kinematics(scene.model, scene.data)  # a step leaves places as before its last substep
+                mujoco.mj_kinematics(scene.model, scene.data)  # a step leaves positions as before its last substep
                 proprio[place] = scene.arm.proprio()
                 progress[place] = 1.0 if is_solved else scene.progress()
         self.ages[rows] += steps
@@ -125,13 +125,13 @@ class LiberoEnvs(ChunkEnvs):
 
 
 class LiberoEnv(ChunkEnv):
-    """One env.
+    """One env of a LIBERO task.
 
     Args:
-        config: time limit, how far things are moved, and the simulation's step.
-        seed: of the initial states, until `reset` is given another.
+        config: time limit, largest shift of things, and the simulation's step.
+        seed: of the initial states, until `reset` is given another seed.
         suite: a key of `SUITES`.
-        number: of the task in it, from 0, in digits.
+        number: number of the task in the suite, from 0, in digits.
 
     Raises:
         MachineError: LIBERO is not installed, or no off-screen renderer works here.
@@ -147,10 +147,10 @@ class LiberoEnv(ChunkEnv):
     grain = KEY_GRAIN
 
     def __init__(self, config: LiberoConfig, seed: int, suite: str, number: str) -> None:
-        ensure_renderer()  # before an hour of training, not after
+        ensure_renderer()  # before training starts, rather than an hour into it
         self.scene = shared_scene(suite, int(number), config.mesh_cell if config.render_style == "light" else 0.0)
         self._config = config
-        self.grain = self.scene.grain  # finer where shadows and reflections are drawn
+        self.grain = self.scene.grain  # finer with shadows and reflections
         self.goal = self.scene.instruction
         self.instructions = (self.goal,)
         self.episode_steps = config.episode_steps
@@ -167,7 +167,7 @@ class LiberoEnv(ChunkEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """First observation and info of a new episode; `options["state_id"]` chooses the initial state."""
+        """Returns the first observation and info of a new episode; `options["state_id"]` chooses the initial state."""
         self._state_id = self.drawn_state(seed, options)
         obs = self._envs.begin(np.array([self._state_id]))
         self._seen = obs.snapshots[0]
@@ -175,9 +175,9 @@ class LiberoEnv(ChunkEnv):
         return obs, {"state_id": self._state_id, "progress": float(self._envs.progress[0]), "success": False}
 
     def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """Observation, 1 if the task has just been solved, terminated, truncated, info."""
+        """Returns observation, 1 if the task has just been solved, terminated, truncated, info."""
         chunk = np.asarray(chunk, np.float32)
-        # the script remembers what it was about as long as what it planned is what is done; else it begins again
+        # the script keeps its memory as long as the executed actions are the ones it planned; otherwise it starts over
         is_scripted = self._planned is not None and np.array_equal(chunk, self._planned[0])
         self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
         self._planned = None
@@ -186,29 +186,30 @@ class LiberoEnv(ChunkEnv):
         return self.answer_alone(came, self._state_id)
 
     def snapshot(self) -> FloatArray:
-        """[S]: joint positions of robot, things and fixtures."""
+        """Returns [S]: joint positions of robot, things and fixtures."""
         return self._seen.copy()
 
     def draw(self, snapshots: FloatArray, size_px: int, camera: str = "") -> Frames:
-        """Images [N, size_px, size_px, 3], turned as those that published policies were trained on."""
+        """Returns images [N, size_px, size_px, 3], rotated like those that published policies were trained on."""
         return np.ascontiguousarray(self.scene.draw(snapshots, size_px, camera)[:, :, ::-1])
 
     def hand_path(self, snapshots: FloatArray, camera: str = "") -> FloatArray:
-        """[N, 2]: mirrored, as the images are."""
+        """Returns [N, 2]: mirrored, as the images are."""
         return self.scene.hand_path(snapshots, camera) * (-1, 1) + np.array((1, 0), np.float32)
 
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
-        """[N, K, 3]: the hand, and what the goals name."""
+        """Returns [N, K, 3]: the hand, and the things that the goals name."""
         return self.scene.landmarks(snapshots)
 
     def augment_scenes(self, snapshots: FloatArray, starts: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """[N, S]: the arm of `snapshots` among the things of `starts`, each moved by up to 3 cm."""
+        """Returns [N, S]: the arm of `snapshots` among the things of `starts`, each moved by up to 3 cm."""
         return self.scene.augment_scenes(snapshots, starts, rng)
 
     def scripted_chunk(self, noise: float, rng: np.random.Generator) -> FloatArray | None:
-        """[L, 7] of the script that picks up and puts down; None where a task asks for more.
+        """Returns [L, 7], the next chunk of the pick-and-place script; None if the task asks for more than it can do.
 
-        It acts upon what each of its actions leads to, so it plays them, and the env is set back.
+        The script reacts to the outcome of each action, so the chunk is simulated, and then the env is reset to its
+        state.
         """
         scene = self.scene
         with scene.turn:
@@ -226,11 +227,11 @@ class LiberoEnv(ChunkEnv):
         return chunk
 
     def many(self) -> LiberoEnvs:
-        """Envs of the same config."""
+        """Returns envs of the same config."""
         return LiberoEnvs(self.scene, self._config)
 
     def get_state(self) -> dict[str, Any]:
-        """Physics and arm, how long the episode has lasted, and the generator."""
+        """Returns physics and arm, the episode's step count, and the generator."""
         return {
             "state": self._envs.states[0].copy(),
             "script": self._memory.to_array(),
