@@ -75,10 +75,10 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
     system message is prepended to the first question.
 
     Args:
-        file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift, found
-            its keys. Untrusted. A chat with an image that cannot be shown is left out.
         file: a JSON array, or one JSON object per line; of LLaVA, Qwen, OpenAI, LLaMA-Factory or ms-swift, recognised
             by its keys. Untrusted. A chat with an image that cannot be shown is left out.
+        folder: folder of a task in turns; answers are read with the words of its actions.
+        player: name stored as the player of the answers.
         images: folder that image files are relative to and must lie in; by default the file's own folder.
 
     Raises:
