@@ -1,5 +1,5 @@
-"""A policy of the user's own, named by `policy.head` as `module:NAME`, whatever the kind of its env. Imports nothing
-heavy: configs ask it what they allow.
+"""A policy of the user's own, named by `policy.head` as `module:NAME`, for any kind of env. Imports nothing heavy,
+because configs use it for validation.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from rlvlm.core.plugins import check_call, is_reference, load_object
 
 
 def check_head(config: Any, heads: Sequence[str]) -> None:
-    """Raises unless a policy's config names one of the `heads` that ship, or one of the user's own with its settings.
+    """Raises unless a policy's config names one of the built-in `heads`, or the user's own with valid settings.
 
     Raises:
-        ValueError: it does not, or sets what has no effect then.
+        ValueError: it does not, or has a setting without effect.
     """
     is_own = is_reference(config.head)
     if config.head not in heads and not is_own:
@@ -31,7 +31,7 @@ def check_head(config: Any, heads: Sequence[str]) -> None:
 
 
 def find_own(config: Any) -> Any:
-    """The class or function that makes a policy of the user's own.
+    """Returns the user's class or function that makes a policy.
 
     Raises:
         UsageError: there is no such function, or it takes other arguments.
@@ -42,10 +42,10 @@ def find_own(config: Any) -> Any:
 
 
 def make_own(config: Any, env: Any, base: type) -> Any:
-    """The user's own policy for `env`.
+    """Makes the user's own policy for `env`.
 
     Raises:
-        UsageError: see `find_own`; or what was made does not derive from `base`.
+        UsageError: see `find_own`; or the result does not derive from `base`.
     """
     policy = find_own(config)(env, **config.settings)
     if not isinstance(policy, base):

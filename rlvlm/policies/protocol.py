@@ -1,5 +1,5 @@
-"""What learners, rollouts and players need of a policy that answers, whatever its answers are made of; and how it comes
-to see images: `look` draws those that its `SeenImages` lack.
+"""Interface of policies with sampled answers, as used by learners, rollouts and players, whatever their answers consist
+of; and their images: `look` draws those missing in `SeenImages`.
 """
 
 from collections import OrderedDict
@@ -28,10 +28,10 @@ Image = TypeVar("Image", bound=_Sized)
 
 
 class SeenImages(Generic[Image]):
-    """Images by key, as features or as pixels; the least recently used leave when `max_bytes` is reached.
+    """Images by key, as features or pixels; the least recently used are dropped when `max_bytes` is reached.
 
     Args:
-        max_bytes: room for them.
+        max_bytes: memory for them, bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -44,13 +44,13 @@ class SeenImages(Generic[Image]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Total size of the images, bytes."""
         return self._bytes
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Indices in `keys` whose image is not here, the first of each key only; the others count as used just now."""
+        """Returns the indices of `keys` without an image, the first of each key only; marks the others as used."""
         wanted: dict[bytes, int] = {}
-        # envs side by side often show the same image: it is asked for once
+        # parallel envs often show the same image, which is requested only once
         for index, key in enumerate(keys):
             if key in self._images:
                 self._images.move_to_end(key)
@@ -59,7 +59,7 @@ class SeenImages(Generic[Image]):
         return list(wanted.values())
 
     def add(self, key: bytes, image: Image) -> None:
-        """Keeps `image`; images unused for longest make room for it."""
+        """Stores `image`; drops the least recently used ones if necessary."""
         self._bytes += image.nbytes - (self._images[key].nbytes if key in self._images else 0)
         self._images[key] = image
         self._images.move_to_end(key)
@@ -68,10 +68,10 @@ class SeenImages(Generic[Image]):
             self._bytes -= self._images.popitem(last=False)[1].nbytes
 
     def get(self, keys: Sequence[bytes]) -> list[Image]:
-        """The images of `keys`.
+        """Returns the images of `keys`.
 
         Raises:
-            MachineError: one is not here: it was never shown, or the cache is smaller than a batch.
+            MachineError: an image was never shown, or the cache is smaller than a batch.
         """
         try:
             return [self._images[key] for key in keys]
@@ -83,59 +83,58 @@ class SeenImages(Generic[Image]):
             ) from error
 
     def clear(self) -> None:
-        """Forgets everything; after the vision encoder changed, features are stale."""
+        """Drops all images: features are stale after the vision encoder has changed."""
         self._images.clear()
         self._bytes = 0
 
     def items(self) -> dict[bytes, Image]:
-        """Everything that is kept."""
+        """Returns all stored images."""
         return dict(self._images)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """A policy's present prediction of stored answers; everything carries gradients."""
+    """A policy's present prediction of stored answers; all tensors carry gradients."""
 
     log_probs: Tensor
-    """[B, N] of each element, float32; 0 where there is none."""
+    """[B, N] log-probs of the elements, float32; 0 for padding."""
     values: Tensor | None = None
-    """[B] the value head before each answer; None where the policy has none."""
+    """[B] values before each answer; None if the policy has no value head."""
     entropies: Tensor | None = None
-    """[B, N] of the distribution that each element was drawn from, nats; where asked for. Of fewer answers where it is
-    only logged."""
+    """[B, N] entropies of the elements' distributions, nats, if requested; of fewer answers if only logged."""
     token_values: Tensor | None = None
-    """[B, N] the value head before each element; where asked for. The first is that of `values`."""
+    """[B, N] values before each element, if requested. The first equals `values`."""
     actions: Tensor | None = None
-    """[B, A] log-probs of an action head's actions; where asked for."""
+    """[B, A] log-probs of an action head's actions, if requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imitation:
-    """M demonstrated answers that a policy is ready to learn from."""
+    """M demonstrated answers, prepared for a policy to learn from."""
 
     loss: Callable[[Tensor, Tensor | None], Tensor]
-    """The mean loss, a scalar with gradient, of some of them: their rows [B] in [0, M), and what each counts [B], or
-    None for all alike."""
+    """Function that returns the mean loss, a scalar with gradient, for rows [B] in [0, M) with weights [B], or None for
+    equal weights."""
     shown: IntArray
-    """[M] number of each among the answers that were shown; a policy may have no use for some."""
+    """[M] index of each among the shown answers, of which a policy may leave some out."""
     lengths: Sequence[int] = ()
-    """[M] tokens that the network goes through for each; empty: as many for all."""
+    """[M] tokens of each in the network; empty: all equal."""
 
     def __len__(self) -> int:
-        """M."""
+        """Returns M."""
         return len(self.shown)
 
 
 class Policy(nn.Module):
-    """A VLM that writes, a VLM with an action head, a VLA of any form, or a network of the user's own.
+    """Base of all policies with sampled answers: VLMs with text or action head, VLAs, or the user's own networks.
 
-    An answer is a mapping of arrays that the policy alone reads; its N elements are what was drawn with a log-prob
-    each: tokens, or the numbers of a flow's denoising steps. A log-prob may be that of a density, and above 0. Policies
-    of envs in turns are `ReplyPolicy`, those of envs in chunks `VLAPolicy`: these say how each is sampled.
+    An answer is a mapping of arrays that only the policy interprets; its N elements were sampled with a log-prob each:
+    tokens, or the numbers of a flow's denoising steps. A log-prob may be of a density, and above 0. Policies of envs in
+    turns are `ReplyPolicy`, those of envs in chunks `VLAPolicy`, which define how each is sampled.
     """
 
     config: Any
-    """What it was built by."""
+    """Settings with which it was built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +145,7 @@ class Policy(nn.Module):
     # specific to each policy
 
     def draw(self, env: Any, snapshots: FloatArray) -> Frames:
-        """[N, ...] the images of `snapshots` [N, D] that it looks at, drawn by `env`."""
+        """Returns [N, ...], the images of `snapshots` [N, D] that it needs, drawn by `env`."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it looks at")
 
     def log_probs(
@@ -159,48 +158,48 @@ class Policy(nn.Module):
         with_entropies: bool = False,
         with_token_values: bool = False,
     ) -> Prediction:
-        """Its prediction of stored answers to `obs`, whose images it was shown.
+        """Returns its prediction of stored answers to `obs`, whose images it was shown.
 
         Args:
-            obs: [B].
-            answers: B.
-            temperature: that they were sampled with.
-            detach_values: the value head's loss does not reach the body.
-            with_entropies: give entropies too; without, they may be of a few answers.
-            with_token_values: give a value before each element.
+            obs: [B] observations.
+            answers: B answers.
+            temperature: temperature at which they were sampled.
+            detach_values: whether the value head's loss stops at the head.
+            with_entropies: whether to return entropies of all answers; otherwise they may be of a few.
+            with_token_values: whether to return a value before each element.
         """
         raise NotImplementedError(f"{type(self).__name__} has no log-probs")
 
     def imitation(self, shown: Any, env: Any, sft: Any, rng: Generator, log: Callable[[str], None]) -> Imitation:
-        """Gets ready to imitate demonstrations.
+        """Prepares for the imitation of demonstrations.
 
         Args:
-            shown: of the policy's kind: episodes in turns, whose turns `ReplyPolicy.demonstrated` gives, or
+            shown: demonstrations of the policy's kind: episodes in turns, see `ReplyPolicy.demonstrated`, or
                 `Demonstrations` in chunks, whose statistics it has learned.
-            env: draws what it sees.
+            env: draws its images.
             sft: settings of the supervised start, `ReplySFTConfig` or `ChunkSFTConfig`.
-            rng: of all that is drawn for it.
-            log: takes a line.
+            rng: generator of all its random choices.
+            log: receives progress messages.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot imitate")
 
     def values(self, obs: Observations) -> Tensor:
-        """[B] the value head before any answer."""
+        """Returns [B], the value head's prediction before any answer."""
         raise NotImplementedError(f"{type(self).__name__} has no value head")
 
     def meta(self) -> dict[str, Any]:
-        """Content of its checkpoint beside the weights that learn, as JSON; empty where the run's config says all."""
+        """Returns the content of its checkpoint besides trained weights, as JSON; empty if the config suffices."""
         return {}
 
     def shardable(self) -> Shardable:
-        """How its weights may be spread over several learners.
+        """Returns how its weights may be sharded over several learners.
 
         Raises:
-            UsageError: they may not.
+            UsageError: they cannot be.
         """
         raise UsageError("only a large policy is worth sharding", "leave out --algo.shard, or name a --policy.model")
 
-    # as most have it
+    # defaults for most policies
 
     @property
     def device(self) -> torch.device:
@@ -213,70 +212,68 @@ class Policy(nn.Module):
         return self.value_head is not None
 
     def show(self, keys: Sequence[bytes], frames: Frames) -> None:
-        """Keeps what it needs of `frames` [N, ...], as `draw` gives them, under `keys`: here the pixels."""
+        """Stores what it needs of `frames` [N, ...], as returned by `draw`, under `keys`: by default the pixels."""
         for key, frame in zip(keys, frames, strict=True):
             self.images.add(key, frame)
 
     def forget_stale_images(self) -> None:
-        """Forgets what it made of images where that changes as it learns: called after an update. Pixels stay."""
+        """Drops encoded images that training makes stale; called after an update. Pixels stay."""
 
     def stop_training_vision(self) -> None:
-        """From now on an image encoder that has learned stays as it is; most policies have none that learns."""
+        """Freezes a trained image encoder; most policies have none."""
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """[B] tokens that the network goes through for each stored answer, those of images and prompts included; 1
-        where all are alike.
+        """Returns [B], the number of tokens in the network for each stored answer, including images and prompts; 1 if
+        all are equal.
 
         Args:
-            obs: [B], whose images it was shown.
-            answers: B.
+            obs: [B] observations, whose images it was shown.
+            answers: B answers.
         """
         return [1] * len(answers)
 
     def acting_parameters(self) -> list[nn.Parameter]:
-        """Parameters that learn, without the value head's."""
-        # by identity, for tensors compare by their values
+        """Returns the trained parameters, without the value head's."""
+        # by identity, because tensors compare by value
         own = {id(parameter) for parameter in self.value_parameters()}
         return [parameter for parameter in self.parameters() if parameter.requires_grad and id(parameter) not in own]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the value head that learn."""
+        """Returns the trained parameters of the value head."""
         return [] if self.value_head is None else list(self.value_head.parameters())
 
     def trained_state(self) -> dict[str, Tensor]:
-        """Name and value of everything that learns, detached: what a checkpoint and a sync of weights carry."""
+        """Returns name and value of every trained tensor, detached: the content of checkpoints and weight syncs."""
         return trainable_state(self)
 
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `trained_state` of a policy of the same kind gave, as tensors or arrays.
+        """Loads the `trained_state` of a policy of the same kind, as tensors or arrays.
 
         Raises:
-            ValueError: a name or a shape is not that of this policy.
+            ValueError: a name or a shape differs.
         """
         load_weights(self.trained_state(), state)
 
     def with_weights(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Within, the policy has the weights that `trained_state` gave at another time: the reference is read so.
-        Images keep the features they have.
-        """
+        """Gives the policy an earlier `trained_state` while the context is open. Images keep their features."""
         return swap_weights(self.trained_state(), state)
 
 
 SHOWN_AT_ONCE = 64
-"""Images that are encoded together."""
+"""Number of images encoded together."""
 
 
 def look(policy: Policy, env: Any, obs: Observations, agree: Callable[[int], int] = int) -> None:
-    """Has `env` draw, and `policy` keep, the images of `obs` that it has not seen.
+    """Has `env` draw, and `policy` store, the images of `obs` that it has not seen.
 
     Args:
-        policy: what looks.
-        env: of its task.
-        obs: one or more.
-        agree: turns this process's number of rounds of `SHOWN_AT_ONCE` images into the largest of all learners that
+        policy: policy that needs the images.
+        env: env of its task.
+        obs: one or more observations.
+        agree: turns this process's number of rounds of `SHOWN_AT_ONCE` images into the maximum over all learners that
             gather the weights of a sharded policy; one that has encoded everything encodes one image again.
     """
-    # as many rounds on every learner: to encode, a sharded policy gathers weights, and each must give its part
+    # equally many rounds on every learner: encoding with a sharded policy gathers weights from all of them
     missing = policy.images.missing(obs.images)
     for begin in range(0, agree(-(-len(missing) // SHOWN_AT_ONCE)) * SHOWN_AT_ONCE, SHOWN_AT_ONCE):
         indices = missing[begin : begin + SHOWN_AT_ONCE] or [0]

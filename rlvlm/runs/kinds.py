@@ -1,8 +1,8 @@
-"""The three kinds of run, after those of envs: what differs between steps, turns and chunks stands here.
+"""The three kinds of run, after those of envs: everything that differs between steps, turns and chunks.
 
-Each kind is a `RunConfig` with the sections that it has, and says what is checked, shortened, placed and shown;
-`RunConfig` says what each method gives. What a kind's config becomes in torch and RLlib stands in `build`. Imports
-neither, so that `rlvlm --help` starts at once.
+Each kind is a `RunConfig` with its sections, and implements its checks, shortening, placement and display; `RunConfig`
+documents the methods. `build` turns a kind's config into torch and RLlib objects. This module imports neither, so that
+`rlvlm --help` starts at once.
 """
 
 from abc import abstractmethod
@@ -30,19 +30,21 @@ from rlvlm.serving.config import ServedEngineConfig
 
 @dataclass(frozen=True, kw_only=True)
 class StepsRun(RunConfig):
-    """A small policy that acts in every step, by SAC; its reward may be learned from a teacher's answers (PEBBLE)."""
+    """A small policy that acts in every step, trained by SAC; its reward may be learned from a teacher's answers
+    (PEBBLE).
+    """
 
     kind: ClassVar[str] = "steps"
     algorithm: ClassVar[str] = "sac"
     reward: StepRewardConfig = field(default_factory=StepRewardConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
-    """Queries to the teacher from whose answers a reward is learned."""
+    """Queries to the teacher, from whose answers a reward is learned."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
-    """The learned reward."""
+    """Settings of the learned reward."""
     algo: SACConfig = field(default_factory=SACConfig)
-    """SAC, its networks included."""
+    """Settings of SAC, including its networks."""
     env: StepEnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """The task's env; by default as the task sets it up."""
+    """Settings of the task's env; by default the task's own."""
 
     def check(self) -> None:
         check_learning(self.reward, self.feedback, self.reward_model)
@@ -150,22 +152,22 @@ class StepsRun(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersRun(RunConfig):
-    """A large policy whose sampled answers, words or chunks of actions, are learned from by a policy gradient: what
-    `TurnsRun` and `ChunksRun` have in common.
+    """Settings common to `TurnsRun` and `ChunksRun`: a large policy whose sampled answers, replies or chunks of
+    actions, are trained by a policy gradient.
     """
 
     algorithm: ClassVar[str] = "policy_gradient"
     reward: TurnRewardConfig = field(default_factory=TurnRewardConfig)
     policy: Any = None
-    """The network that acts."""
+    """Settings of the network that acts."""
     sft: Any = None
-    """The supervised start."""
+    """Settings of the supervised start."""
     algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
-    """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
+    """Settings of estimator, loss, rollouts and updates; `algo.preset` selects a combination."""
 
     @abstractmethod
     def policy_device(self) -> str:
-        """Where the policy lies in the run's own process: auto, cpu, cuda or one GPU."""
+        """Returns device of the policy in the run's own process: auto, cpu, cuda or one GPU."""
 
     def check(self) -> None:
         algo, reward, device = self.algo, self.reward, self.policy_device()
@@ -188,7 +190,7 @@ class AnswersRun(RunConfig):
                 "policy.conditioned asks for what sft.weighting condition teaches, and one has no effect without the "
                 f"other, got {self.policy.conditioned} and {self.sft.weighting}; set both or neither"
             )
-        # the device is that of the run's own process; all others compute on what Ray gives them, which may be nothing
+        # the device is for the run's own process; all others use the GPU that Ray assigns, if any
         starved = [role.gpu_setting for role in self.roles if role.gpu_setting and not role.gpus]
         if device == "cuda" and starved:
             raise ValueError(
@@ -222,7 +224,7 @@ class AnswersRun(RunConfig):
 
     @property
     def correction(self) -> str:
-        """`algo.loss.correction`, with what `auto` means for this run's engine."""
+        """`algo.loss.correction`, with `auto` resolved for this run's engine."""
         return "none" if self.algo.loss.correction == "auto" else self.algo.loss.correction
 
     def own_roles(self) -> list[Role]:
@@ -232,7 +234,7 @@ class AnswersRun(RunConfig):
                 name="env runners", count=algo.env_runners, cpus=1.0, gpus=algo.gpus_per_env_runner,
                 setting="--algo.env-runners", gpu_setting="--algo.gpus-per-env-runner 1",
             ),
-            # each runner has workers of its own, and so has the run's own process where it plays by itself
+            # each runner has workers of its own, as does the run's own process if it plays itself
             Role(
                 name="env workers", count=algo.env_workers * max(1, algo.env_runners), cpus=1.0,
                 setting="--algo.env-workers",
@@ -275,7 +277,7 @@ class AnswersRun(RunConfig):
 
     @property
     def reward_name(self) -> str:
-        """The estimator stands before it, which says what was run."""
+        """Name of the reward after that of the estimator."""
         return f"{self.algo.advantage.estimator}, {super().reward_name}"
 
     @property
@@ -289,27 +291,27 @@ class AnswersRun(RunConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TurnsRun(AnswersRun):
-    """A VLM that acts in text, or by a head, or a network of the user's own, turn by turn."""
+    """A VLM that acts in text or by a head, or a network of the user's own, turn by turn."""
 
     kind: ClassVar[str] = "turns"
     env: TurnEnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """The task's env; by default as the task sets it up."""
+    """Settings of the task's env; by default the task's own."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """The VLM, or another network, that acts."""
+    """Settings of the VLM, or another network, that acts."""
     engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
-    """The engine that samples a VLM's replies."""
+    """Settings of the engine that samples replies."""
     sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)
-    """The supervised start."""
+    """Settings of the supervised start."""
 
     def with_preset(self, preset: str) -> Self:
-        """Ppo learns from pieces of episodes, the others from whole ones, which they compare."""
+        """Applies a preset: ppo learns from pieces of episodes, the others compare whole ones."""
         algo = self.algo
         if preset == algo.preset:
             return self
         if preset == "ppo":
             rollouts = {"rollout_turns": algo.rollout_turns or 16 * algo.num_envs}
         else:
-            # as many groups as envs play at once, and each rollout is learned from
+            # as many groups as parallel envs, and each rollout is learned from
             size = min(algo.group_size, algo.num_envs)
             rollouts = {"rollout_turns": 0, "rounds": 1, "group_size": size, "groups": max(1, algo.num_envs // size)}
         return replace(self, algo=with_preset(algo, preset, **rollouts))
@@ -349,7 +351,7 @@ class TurnsRun(AnswersRun):
         yield self.policy.is_own, f"policy.head {self.policy.head}, which is no chat VLM", idle
 
     def smoke(self) -> Self:
-        share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
+        share = min(1.0, 32 / self.env.episode_steps)  # keeps the wall time about the same
         algo = at_most(self.algo, epochs=1, max_reply_tokens=64, rollout_turns=128, group_size=8, groups=2)
         num_envs = 16 // algo.group_size * algo.group_size
         return replace(
@@ -372,7 +374,7 @@ class TurnsRun(AnswersRun):
         return [*super().own_roles(), replicas]
 
     def networks(self) -> dict[str, tuple[str, str, str]]:
-        # it plays in the run's own process even where others learn
+        # it samples in the run's own process even if others learn
         return {"policy": (self.policy.device, self.policy.model, self.policy.revision)}
 
     def folders(self) -> dict[str, tuple[str, str]]:
@@ -404,7 +406,7 @@ class TurnsRun(AnswersRun):
         super().check_objects()
         for side in ("training", "held_out") if self.env.split != "all" else ():
             env = make_env(self.task, replace(self.env, split=side), self.seed)
-            env.reset(seed=self.seed)  # which refuses where no start is on that side
+            env.reset(seed=self.seed)  # raises if no start is on that side
             env.close()
         if not self.sft.start_from:
             return
@@ -413,7 +415,7 @@ class TurnsRun(AnswersRun):
         env = make_env(self.task, self.env, self.seed)
         wanted = sft_manifest_of(self.task, self.env, self.policy, env.action_names)
         env.close()
-        # what else it has learned from is logged when the run takes it over
+        # other data that it has learned from are logged when the run loads it
         check_sft_manifest(Path(self.sft.start_from).expanduser(), wanted, log=lambda difference: None)
 
     def judge_knows(self) -> list[str]:
@@ -430,7 +432,7 @@ class TurnsRun(AnswersRun):
     @property
     def correction(self) -> str:
         engine, chosen = self.engine, self.algo.loss.correction
-        # another program, or weights that learners gather in 16 bits beside an engine that holds all 32
+        # another program, or weights that learners gather in 16 bits and the engine holds in 32
         differs = engine.num_replicas and (engine.backend == "vllm" or self.algo.compute_dtype == "bfloat16")
         return "token" if chosen == "auto" and differs else super().correction
 
@@ -441,17 +443,17 @@ class ChunksRun(AnswersRun):
 
     kind: ClassVar[str] = "chunks"
     env: ChunkEnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """The task's env; by default as the task sets it up."""
+    """Settings of the task's env; by default the task's own."""
     reward: ChunkRewardConfig = field(default_factory=ChunkRewardConfig)
     policy: VLAConfig = field(default_factory=VLAConfig)
-    """The VLA that acts."""
+    """Settings of the VLA that acts."""
     sft: ChunkSFTConfig = field(default_factory=ChunkSFTConfig)
-    """The supervised start."""
+    """Settings of the supervised start."""
     algo: PolicyGradientConfig = field(default_factory=chunk_defaults)
-    """Estimator, loss, rollouts and updates; `algo.preset` names the whole."""
+    """Settings of estimator, loss, rollouts and updates; `algo.preset` selects a combination."""
 
     def with_preset(self, preset: str) -> Self:
-        """Chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
+        """Applies a preset: chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
         if preset == self.algo.preset:
             return self
         algo, policy = with_preset(self.algo, preset), self.policy
@@ -474,7 +476,7 @@ class ChunksRun(AnswersRun):
             f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a time; "
             "set --algo.rounds 1": algo.staleness and algo.rounds > 1,
         }
-        # a flow is fine-tuned on a folder; that OpenVLA-OFT's tokens could be was not tried
+        # flows are fine-tuned on a folder; for OpenVLA-OFT's tokens this was not tried
         told = (("demonstrations", sft.demonstrations and policy.head != "flow"), ("start_from", sft.start_from))
         for name, value in told:
             idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = (
@@ -494,7 +496,7 @@ class ChunksRun(AnswersRun):
         yield True, "an env in chunks, of which evaluations play all episodes at once", ("eval.num_envs",)
 
     def smoke(self) -> Self:
-        share = min(1.0, 32 / self.env.episode_steps)  # so that the wall time stays about the same
+        share = min(1.0, 32 / self.env.episode_steps)  # keeps the wall time about the same
         return replace(
             at_most(self, steps=int(30_000 * share)),
             sft=at_most(self.sft, episodes=int(100 * share), scenes=200, updates=300),
@@ -509,7 +511,7 @@ class ChunksRun(AnswersRun):
     def networks(self) -> dict[str, tuple[str, str, str]]:
         policy = self.policy
         found = {} if self.algo.num_learners else {"algo": (self.algo.device, "", "")}
-        if policy.model:  # it plays in the run's own process even where others learn
+        if policy.model:  # it samples in the run's own process even if others learn
             found[policy.loading.section] = (policy.loading.device, "", "")
             found["policy"] = ("auto", policy.model, policy.revision)
         return found
@@ -531,7 +533,7 @@ class ChunksRun(AnswersRun):
 
     def check_policy(self) -> None:
         if not self.policy.model or not Path(self.policy.model).expanduser().is_dir():
-            return  # a checkpoint of the hub is looked into when it is here
+            return  # a hub checkpoint is checked once it is downloaded
         from rlvlm.policies.vla.build import check_checkpoint  # torch and transformers are slow to import
 
         env: Any = make_env(self.task, self.env, self.seed)
@@ -562,10 +564,10 @@ class ChunksRun(AnswersRun):
     def judge_knows(self) -> list[str]:
         if not self.judge.ships_weights:
             return []
-        if not self.judge.model:  # that of pairs scores no episode, the others do
+        if not self.judge.model:  # the default judge of pairs cannot score episodes, the others can
             return [*known_tasks("scorer"), *known_tasks("video")]
         return list(known_tasks(self.judge.model))
 
 
 KINDS: dict[str, type[RunConfig]] = {made.kind: made for made in (StepsRun, TurnsRun, ChunksRun)}
-"""By the name that `Task.kind` has, and that stands first in `config.yaml`."""
+"""Classes by `Task.kind`, which comes first in `config.yaml`."""

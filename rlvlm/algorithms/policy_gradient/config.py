@@ -1,4 +1,4 @@
-"""Hyperparameters of policy gradients over tokens; imports nothing heavy: the command line starts at once."""
+"""Hyperparameters of policy gradients; imports nothing heavy so that the command line starts at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,9 +13,9 @@ Averaging = Literal["turn", "trajectory", "token", "constant"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticConfig:
-    """A network that predicts an episode's score before each of its chunks, from the simulator's state.
+    """Settings of a network that predicts an episode's score before each of its chunks, from the simulator's state.
 
-    Only training has it: the policy still acts on images.
+    It is only used in training: the policy still acts on images.
     """
 
     hidden: int = 128
@@ -25,9 +25,9 @@ class CriticConfig:
     steps: int = 100
     """Gradient steps before each update."""
     batch_size: int = 256
-    """Chunks in a step."""
+    """Chunks per step."""
     episodes: int = 2_000
-    """The newest episodes that it learns from, >= 1."""
+    """Number of newest episodes that it is trained on, >= 1."""
 
     def __post_init__(self) -> None:
         check_positive(self, "algo.advantage.critic", "lr")
@@ -36,36 +36,36 @@ class CriticConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageConfig:
-    """How rewards become advantages, and which groups teach anything. An estimator reads what it needs of it."""
+    """How rewards become advantages, and which groups are useful. An estimator reads the settings it needs."""
 
     estimator: str = "gae"
-    """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, gigpo), or one of your own as
+    """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, gigpo), or an estimator of your own as
     `module:FUNCTION`."""
     gamma: float = 0.9
     """Discount per turn, or per chunk, in [0, 1]."""
     gae_lambda: float = 0.95
     """Lambda of GAE, for estimators with a critic, in [0, 1]; 0 trusts the critic, 1 the rewards."""
     token_gamma: float = 1.0
-    """Discount per token within an answer, in [0, 1]; for estimators that ask the critic before every token."""
+    """Discount per token within an answer, in [0, 1]; for estimators with a value before every token."""
     token_lambda: float = 1.0
     """Lambda of GAE over the tokens of an answer, in [0, 1]; for the same estimators."""
     step_weight: float = 1.0
-    """For gigpo: weight of the comparison of turns beside that of episodes, >= 0."""
+    """Weight of gigpo's comparison of turns relative to that of episodes, >= 0."""
     divide_by_std: bool = True
-    """Whether advantages are divided by the standard deviation of their group, or, with a critic, centred and divided
-    by that of the whole update."""
+    """Whether advantages are divided by the standard deviation of their group or, with a critic, centred and divided by
+    that of the whole update."""
     values: Literal["policy", "state"] = "policy"
-    """Whose values a critic's estimator takes. policy: those of the policy's own value head; state: those of a network
-    that sees the simulator's state, and in which an episode's score is its only reward."""
+    """Source of the values for an estimator with a critic. policy: the policy's own value head; state: a network that
+    sees the simulator's state, with an episode's score as its only reward."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     min_spread: float = 1e-3
-    """Groups whose largest and smallest score differ by less teach nothing and are dropped; > 0."""
+    """Minimum difference between the largest and the smallest score of a group, > 0; other groups are dropped."""
     scorer_noise: float | Literal["measured"] = 0.0
     """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
-    not above `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does. measured:
-    it is asked twice about the episodes of `monitor.preflight` before anything is learned."""
+    at most `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does. measured: it
+    is asked twice about the episodes of `monitor.preflight` before training."""
     noise_factor: float = 2.0
-    """See `scorer_noise`; > 0."""
+    """Factor on `scorer_noise`, > 0."""
 
     def __post_init__(self) -> None:
         section = "algo.advantage"
@@ -82,45 +82,45 @@ class AdvantageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossConfig:
-    """Loss of an update: a clipped surrogate, a critic's error, a divergence and an entropy."""
+    """Settings of an update's loss: a clipped surrogate, a critic's error, a divergence and an entropy."""
 
     policy: str = "clipped"
-    """Name in `losses.POLICY_LOSSES` (clipped, guarded), or one of your own as `module:FUNCTION`."""
+    """Name in `losses.POLICY_LOSSES` (clipped, guarded), or a loss of your own as `module:FUNCTION`."""
     ratio: Granularity = "token"
-    """Unit of the probability ratio: each token; each action of a chunk, over its dimensions; each answer as a
-    whole (a reply or a chunk); weighted: each reply, in which thoughts weigh less than the action (RL4VLM)."""
+    """Unit of the probability ratio. token: each token; action: each action of a chunk, over its dimensions; answer:
+    each reply or chunk as a whole; weighted: each reply, with thoughts weighing less than the action (RL4VLM)."""
     average: Averaging = "turn"
-    """turn: the sum over a reply's tokens, mean over turns (the gradient of whole replies); trajectory: every episode
-    weighs the same, however long; token: every token does; constant: the sum over an episode's tokens is divided by the
-    longest possible episode's number of tokens (Dr. GRPO)."""
+    """How losses are averaged. turn: sum over a reply's tokens, mean over turns (the gradient of whole replies);
+    trajectory: every episode has the same weight, however long; token: every token has the same weight; constant: sum
+    over an episode's tokens divided by the number of tokens of the longest possible episode (Dr. GRPO)."""
     clip_low: float = 0.2
-    """A ratio below 1 - clip_low no longer pays; in (0, 1)."""
+    """Lower clip of the ratio: below 1 - clip_low there is no further gain; in (0, 1)."""
     clip_high: float = 0.2
-    """A ratio above 1 + clip_high no longer pays; > 0."""
+    """Upper clip of the ratio: above 1 + clip_high there is no further gain; > 0."""
     correction: Literal["auto", "none", "token", "sequence"] = "auto"
-    """Whether an answer counts by how likely the trainer finds what the engine sampled, over how likely the engine did
-    (importance sampling), for each token or each answer as a whole. An engine in 16 bits, or with kernels of its own,
-    is not quite the policy that is trained. It costs a pass through the policy before each update. auto: token where
-    engines run on vLLM or sharded learners compute in another precision than they, else none."""
+    """Importance weights: the trainer's probability of the sampled tokens over the engine's, per token or per answer
+    (sequence). An engine in 16 bits, or with kernels of its own, is not exactly the policy in training. Costs a pass
+    through the policy before each update. auto: token if engines run on vLLM or sharded learners compute in another
+    precision than they, else none."""
     correction_cap: float = 2.0
-    """No answer counts more than this many times, >= 1."""
+    """Maximum importance weight of an answer, >= 1."""
     beyond_cap: Literal["truncate", "mask"] = "truncate"
-    """What becomes of what would count more often than `correction_cap`. truncate: it counts that often; mask: it, and
-    what would count less often than 1 / `correction_cap`, is not learned from."""
+    """Treatment of weights above `correction_cap`. truncate: reduced to it; mask: these, and those below
+    1 / `correction_cap`, are not learned from."""
     dual_clip: float | None = None
-    """At negative advantages the loss is at most dual_clip * |advantage|; > 1, or None for no such bound."""
+    """Bound on the loss at negative advantages, dual_clip * |advantage|; > 1, or None for no bound."""
     max_ratio: float = 10.0
-    """For loss guarded: a minibatch with a ratio above this learns from the clipped term alone."""
+    """Maximum ratio for loss guarded: a minibatch with a larger one only uses the clipped term."""
     thought_weight: float = 0.5
-    """For ratio weighted: weight of the thought's log-probability beside the action's, in [0, 1]."""
+    """Weight of the thought's log-probability relative to the action's for ratio weighted, in [0, 1]."""
     kl_weight: float = 0.0
     """Weight of the KL divergence (k3 estimate) from the policy after its supervised start, >= 0."""
     entropy_weight: float = 0.0
-    """Weight of the entropy of the action's tokens, >= 0; larger explores more."""
+    """Weight of the entropy of the action's tokens, >= 0; larger values explore more."""
     value_weight: float = 0.5
-    """Weight of the critic's loss, >= 0, where the policy has a critic."""
+    """Weight of the critic's loss, >= 0, if the policy has a critic."""
     value_clip: float | None = None
-    """A critic's value farther than this from its old one is held to it, > 0, in reward units; None: it is not."""
+    """Clip on the distance of a value from its old one, in reward units, > 0; None: no clip."""
 
     def __post_init__(self) -> None:
         section = "algo.loss"
@@ -140,133 +140,133 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyGradientConfig:
-    """Rollouts, advantages and updates; the defaults are PPO's for policies in text."""
+    """Settings of rollouts, advantages and updates; the defaults are PPO's for policies in text."""
 
     preset: Literal["ppo", "grpo", "rloo", "gigpo"] = "ppo"
-    """Estimator and loss that the run starts from."""
+    """Estimator and loss to begin with."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     num_envs: int = 32
-    """Envs that are talked to side by side; their replies are sampled as one batch."""
+    """Number of parallel envs in turns; their replies are sampled as one batch."""
     rollout: Literal["synchronous", "asynchronous"] = "synchronous"
-    """synchronous: all envs wait for the slowest reply of their row, and chunks for all envs' steps. asynchronous: each
-    env that is talked to goes on as soon as its own reply is there, which needs `engine.num_replicas`; a rollout has as
-    many turns, more of them in envs whose replies are short, and no two runs are the same. With `staleness` replies are
-    by the newest weights there are, and what is unfinished at the end of a rollout, replies or groups, is carried over
-    into the next one; a checkpoint leaves it out. Envs in chunks are played in two halves, one being stepped while the
-    policy samples for the other, which needs `env_workers`; runs repeat."""
+    """When envs wait for each other. synchronous: all envs wait for the slowest reply of their round, and chunks for
+    the steps of all envs. asynchronous: each env in turns continues as soon as its own reply is there, which needs
+    `engine.num_replicas`; a rollout has as many turns, more of them in envs with short replies, and runs do not repeat.
+    With `staleness` replies use the newest weights available, and replies or groups unfinished at the end of a rollout
+    are carried over into the next one; a checkpoint leaves them out. Envs in chunks are played in two halves, one being
+    stepped while the policy samples for the other, which needs `env_workers`; runs repeat."""
     rollout_turns: int = 512
-    """Turns between updates, of all envs together; 0: whole episodes in groups, as envs in chunks always play."""
+    """Turns between updates, of all envs together; 0: whole episodes in groups, as always for envs in chunks."""
     groups: int = 32
-    """Groups that are rolled out at once, each from one initial state, and that an update should learn from."""
+    """Number of groups rolled out at once, each from one initial state, and wanted for an update."""
     group_size: int = 8
-    """Episodes of a group, >= 2 where an estimator compares them."""
+    """Episodes per group, >= 2 if the estimator compares them."""
     rounds: int = 3
-    """Most times that groups are rolled out for one update, until enough of them teach something. All that do are
-    learned from at once, so nothing is thrown away and nothing is old."""
+    """Maximum number of times that groups are rolled out for one update, until enough of them are useful. All useful
+    ones are learned from at once, so none is discarded or outdated."""
     env_runners: int = 0
-    """Processes that play groups of envs in chunks side by side, each with a copy of the policy; 0: the run's own."""
+    """Processes that play groups of envs in chunks in parallel, each with a copy of the policy; 0: the run's own
+    process."""
     gpus_per_env_runner: float = 0.0
-    """GPUs that Ray sets aside for each of `env_runners`, for its copy of the policy."""
+    """GPUs that Ray reserves for each of `env_runners`, for its copy of the policy."""
     env_workers: int = 0
-    """Processes of one core, wherever the cluster has one, that step and draw the envs in chunks of each env runner, or
-    of the run's own process; 0: it does so itself, one env after the other. A large policy or a slow simulator needs
-    them: the policy then samples for all envs at once, while these are stepped side by side."""
+    """Processes of one core, anywhere in the cluster, that step and draw the envs in chunks of each env runner, or of
+    the run's own process; 0: it steps them itself, one after the other. Needed for a large policy or a slow simulator:
+    the policy then samples for all envs at once, while these are stepped in parallel."""
     temperature: float = 1.0
-    """Sampling temperature, in rollouts, in the update and in sampled evaluations."""
+    """Sampling temperature in rollouts, updates and sampled evaluations."""
     draws: Literal["token", "chunk"] = "token"
-    """Random numbers that chunks are sampled with. token: one for each token; chunk: one for each dimension of
-    the action, for all steps of a chunk, so that a chunk leans to one side as a whole and does not tremble. Each token
-    has the same distribution in both, and the update takes them as if they were drawn one by one; evaluations always
-    draw one for each token."""
+    """Random numbers for sampling chunks. token: one for each token; chunk: one for each dimension of the action,
+    shared by all steps of a chunk, so that a chunk deviates in one direction rather than trembles. Each token has the
+    same distribution in both, and the update treats them as independent; evaluations always use token."""
     min_range: float = 0.0
-    """Dimensions of a chunk's action of whose range demonstrations use less than this share, from the 1st to the 99th
-    percentile, are not explored: their likeliest token is taken, in sampled evaluations too, and no update learns from
-    it. What a script hardly turns decides nothing when it is turned at random, and adds noise to the gradient. 0: all
-    are explored. Dimensions that are not scaled (grippers) always are."""
+    """Minimum share of an action dimension's range that demonstrations use, from the 1st to the 99th percentile; other
+    dimensions are not explored: their most likely token is taken, in sampled evaluations too, and no update learns from
+    it. Random changes of a dimension that a script hardly uses have no effect but add noise to the gradient. 0: all are
+    explored. Dimensions that are not scaled (grippers) always are."""
     max_reply_tokens: int = 48
-    """A reply is cut after this many tokens."""
+    """Maximum length of a reply, at which it is cut, tokens."""
     max_invalid_share: float = 0.0
     """Maximum share of unreadable replies in a rollout, in [0, 1], above which the run stops; 0 never stops."""
     reward_scale: float = 1.0
-    """Factor on rewards before learning; figures shown are not scaled."""
+    """Factor on rewards before learning; displayed figures are not scaled."""
     epochs: int = 2
     """Passes over a rollout."""
     minibatches: int = 0
-    """Gradient steps of a pass; 0: as many as `minibatch_turns` makes."""
+    """Gradient steps per pass; 0: determined by `minibatch_turns`."""
     minibatch_turns: int = 64
-    """Turns of a gradient step, where `minibatches` is 0."""
+    """Turns per gradient step, if `minibatches` is 0."""
     microbatch_turns: int = 64
-    """Turns or chunks that go through the policy at once within a gradient step, to save memory; 0: all of the step's.
-    The gradient is the same."""
+    """Turns or chunks per forward pass within a gradient step, to save memory; 0: all of the step's. The gradient is
+    the same."""
     microbatch_tokens: int = 0
-    """Tokens, those of images and prompts included, that go through it at once, in the place of `microbatch_turns`:
-    turns of like length go together, and a single longer one goes alone. 0: `microbatch_turns` decides."""
+    """Tokens per forward pass, including those of images and prompts, instead of `microbatch_turns`: turns of similar
+    length are grouped, and a longer one is alone. 0: `microbatch_turns` decides."""
     lr: float = 1e-4
-    """First step size of Adam, of the policy."""
+    """Initial step size of Adam for the policy."""
     value_lr: float = 3e-3
-    """The same of the critic's head."""
+    """Initial step size of Adam for the critic's head."""
     min_lr_ratio: float = 0.1
-    """Share of the step sizes that is left at the run's last step, in (0, 1]: they fall along half a cosine, and
-    `kl_target` with its square. An update is mostly noise where a whole episode has one bit to teach; shorter steps
-    average over it."""
+    """Share of the step sizes left at the run's last step, in (0, 1]: they decay along half a cosine, and `kl_target`
+    with its square. If a whole episode has only one bit of reward, an update is mostly noise; shorter steps average
+    over it."""
     warm_up: int = 0
     """Updates over which the step size rises to `lr`."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """Adam's."""
+    """Adam's betas."""
     adam_eps: float = 1e-6
-    """Adam's."""
+    """Adam's epsilon."""
     max_grad_norm: float = 1.0
-    """Longer gradients are cut to this norm."""
+    """Maximum norm of gradients; larger ones are scaled down to it."""
     max_kl: float = 0.2
-    """Divergence from the rollout's policy, in nats per answer, after which an update takes no further step; 0 never
-    ends it."""
+    """Maximum divergence from the rollout's policy, in nats per answer, after which an update takes no further step; 0:
+    no maximum."""
     kl_target: float | None = None
-    """Divergence per answer, in nats, that an update should come to: the step size grows or shrinks by 1.3 where an
-    update ended at less than 2/3 or more than 3/2 of this, and one that has come to twice as much takes no further
-    step. With `staleness` the updates since the rollout are in it too, so each moves the policy by less. It is measured
-    before each gradient step, so an update needs two at least. An update of fewer groups than `groups` is to move it by
-    as much less. None: the step size stays."""
+    """Target divergence of an update per answer, in nats: the step size changes by a factor of 1.3 if an update ended
+    below 2/3 or above 3/2 of it, and an update that reaches twice the target takes no further step. With `staleness` it
+    includes the updates since the rollout, so each moves the policy by less. It is measured before each gradient step,
+    so an update needs at least two. An update with fewer groups than `groups` has a proportionally smaller target.
+    None: the step size stays."""
     shrinkage: bool = True
-    """Whether an update with a critic is taken back as far as it may be chance, see `losses.kept_share`. A reward that
-    says nothing then leaves the policy as it is, instead of wearing it down."""
+    """Whether an update with a critic is shrunk by the part that may be noise, see `losses.james_stein_share`. A
+    meaningless reward then leaves the policy as it is, instead of degrading it."""
     value_warm_up: int = 0
-    """Updates at the start in which only the critic learns."""
+    """Updates at the start in which only the critic is trained."""
     is_value_detached: bool = True
-    """Whether the critic's loss leaves the policy's body alone. Where it does not, returns of a few units are enough to
-    make a policy forget its format within an update."""
+    """Whether the critic's loss leaves the policy's body unchanged. Otherwise returns of a few units suffice to make a
+    policy forget its format within an update."""
     keeps_vision: bool = False
-    """Whether a vision encoder that learns (policy.train_vision) does so in the supervised start alone. Updates then
-    look once at each image and take a third of the time."""
+    """Whether a trained vision encoder (policy.train_vision) is only trained in the supervised start. Updates then
+    encode each image once and take a third of the time."""
     threads: int = 1
     """CPU threads of torch in each learner's process."""
     staleness: int = 0
-    """Updates by which what is learned from may be older than the policy, >= 0. 1: the next rollout is played and
-    scored while the learner learns from the one before it. Rollouts are played by `env_runners` or
-    `engine.num_replicas`; where the run's own process plays, only their scores are not waited for. 2: also
-    where now a rollout and now an update takes longer. Every rollout is exactly so old, so runs repeat; only
-    asynchronous ones may be newer. Checkpoints and evaluations wait until no rollout is under way."""
+    """Maximum age of the data in an update, in updates, >= 0. 1: the next rollout is played and scored while the
+    learner learns from the one before it. Rollouts are played by `env_runners` or `engine.num_replicas`; if the run's
+    own process plays, only their scores are not waited for. 2: for rollouts and updates that take turns at being
+    slower. Every rollout has exactly this age, so runs repeat; only asynchronous ones may be newer. Checkpoints and
+    evaluations wait until no rollout is running."""
     num_learners: int = 0
-    """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. Of the loss
-    guarded each judges by itself whether a ratio exceeds `max_ratio`, as micro-batches do."""
+    """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. With loss
+    guarded each decides on its own whether a ratio exceeds `max_ratio`, as micro-batches do."""
     shard: bool = False
-    """Whether the learners of `num_learners` share out the policy's weights, gradients and Adam's averages (FSDP2), so
-    that a policy fits that no single GPU holds. The gradient is the same; every pass gathers the weights anew."""
+    """Whether the learners of `num_learners` shard the policy's weights, gradients and Adam's averages (FSDP2), for a
+    policy too large for any single GPU. The gradient is the same; every pass gathers the weights anew."""
     compute_dtype: Literal["same", "bfloat16"] = "same"
-    """Compute type of sharded learners. bfloat16: weights are gathered and computed in it, and Adam changes the slices
-    as they are, float32 where all weights learn; same: all as it is."""
+    """Compute dtype of sharded learners. bfloat16: weights are gathered and computed in it, while Adam updates the
+    slices in their own, float32 if all weights are trained; same: that of the weights."""
     deterministic: bool = False
-    """Whether gradients on a GPU are computed by kernels that give the same bits each time: only then do runs in
-    bfloat16 repeat, and resume, exactly. Slower; it fails where torch has no such kernel, which names it."""
+    """Whether gradients on a GPU use deterministic kernels, without which runs in bfloat16 neither repeat nor resume
+    exactly. Slower; raises an error that names the operation if torch has no such kernel."""
     offload: bool = False
-    """Whether Adam's averages, and the slices of the policy that `loss.kl_weight` compares with, lie in main memory
-    while nothing is learned: for a policy that samples on the GPU on which it learns, or beside `engine.colocated`.
-    They travel twice per update; what is learned is the same."""
+    """Whether Adam's averages, and the slices of the policy that `loss.kl_weight` compares with, are kept in main
+    memory when nothing is being learned: for a policy that samples on the GPU on which it learns, or with
+    `engine.colocated`. They are moved twice per update; results are the same."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where a VLA learns in the run's own process. auto: a GPU that Ray or SLURM has assigned to it, else the CPU;
-    cuda: the first that is visible. A VLM lies where policy.device says."""
+    """Device of a VLA in training in the run's own process. auto: a GPU that Ray or SLURM assigned to it, else the CPU;
+    cuda: the first visible GPU. For a VLM see policy.device."""
     gpus_per_learner: float = 0.0
-    """GPUs that Ray sets aside for each learner of `num_learners`."""
+    """GPUs that Ray reserves for each learner of `num_learners`."""
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         check_positive(self, "algo", "lr", "value_lr", "temperature", "max_grad_norm", "reward_scale", "adam_eps")
@@ -325,7 +325,7 @@ they saw the same (Feng et al. 2025, arXiv:2505.10978)."""
 
 
 def with_preset(algo: PolicyGradientConfig, preset: str, **rollouts: Any) -> PolicyGradientConfig:
-    """`algo` with the estimator and the loss of a preset; step sizes, batches and the rest stay as they are.
+    """Returns `algo` with the estimator and the loss of a preset; step sizes, batches and the rest stay as they are.
 
     Args:
         algo: settings to change.
@@ -344,7 +344,7 @@ def with_preset(algo: PolicyGradientConfig, preset: str, **rollouts: Any) -> Pol
 
 
 def chunk_defaults(**changes: Any) -> PolicyGradientConfig:
-    """GRPO as policies that act in chunks learn by it: `changes` are fields that differ."""
+    """Returns GRPO as policies that act in chunks learn by it: `changes` are fields that differ."""
     about_bits: dict[str, Any] = {
         "rollout_turns": 0, "epochs": 1, "minibatches": 4, "microbatch_turns": 0, "lr": 6e-4, "min_lr_ratio": 1.0,
         "warm_up": 5, "betas": (0.9, 0.99), "adam_eps": 1e-8, "max_kl": 0.0, "kl_target": 0.3,
@@ -353,7 +353,7 @@ def chunk_defaults(**changes: Any) -> PolicyGradientConfig:
 
 
 def rl4vlm_parity() -> PolicyGradientConfig:
-    """The flags of RL4VLM's scripts for NumberLine; what its engine made of them differs (docs/turn_envs.md)."""
+    """Returns the flags of RL4VLM's scripts for NumberLine; its engine applied them differently (docs/turn_envs.md)."""
     return PolicyGradientConfig(
         loss=LossConfig(policy="guarded", ratio="weighted", clip_low=0.1, clip_high=0.1, value_clip=0.1),
         shrinkage=False, num_envs=1, rollout_turns=512, epochs=4, minibatch_turns=128, microbatch_turns=1,

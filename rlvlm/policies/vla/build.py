@@ -1,4 +1,4 @@
-"""From a `VLAConfig` to a policy in memory: what acts is chosen here and nowhere else."""
+"""Builds a policy in memory from a `VLAConfig`: the choice of the policy is made only here."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +17,10 @@ from rlvlm.policies.vla.policy import VLAPolicy
 
 
 def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
-    """A policy for the cameras, proprioception and actions of `env`: a checkpoint's, one of your own, or a pocket VLA.
+    """Builds a policy for the cameras, proprioception and actions of `env`: a checkpoint, your own, or a pocket VLA.
 
     Raises:
-        ModelUnavailable: the checkpoint cannot be loaded, or is not for such an env.
+        ModelUnavailable: the checkpoint cannot be loaded, or does not match the env.
         UsageError: `policy.head` names no VLA.
     """
     if config.model and config.head == "flow":
@@ -47,7 +47,7 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
 
 
 def check_checkpoint(config: VLAConfig, env: ChunkEnv) -> None:
-    """Raises ModelUnavailable unless the checkpoint in the folder `config.model` goes with `env`, as far as can be said
+    """Raises ModelUnavailable unless the checkpoint in the folder `config.model` matches `env`, as far as can be said
     without reading its weights.
     """
     folder = Path(config.model).expanduser()
@@ -62,10 +62,10 @@ def check_checkpoint(config: VLAConfig, env: ChunkEnv) -> None:
 
 
 def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:
-    """The policy that `meta()` of another one describes, with its statistics; without what it has learned.
+    """Rebuilds the policy described by another one's `meta()`, with its statistics but without trained weights.
 
     Raises:
-        ValueError, TypeError, KeyError: the description is damaged.
+        ValueError, TypeError, KeyError: the description is corrupt.
     """
     policy = build_policy(read_config(meta), env)
     if meta["statistics"]:
@@ -74,7 +74,7 @@ def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:
 
 
 def read_config(meta: Mapping[str, Any]) -> VLAConfig:
-    """The config in what `VLAPolicy.meta` gave: JSON has lists for tuples, and dicts for configs within it."""
+    """Returns the config in a `VLAPolicy.meta`: JSON has lists for tuples, and dicts for nested configs."""
     config = dict(meta["config"])
     pocket = PocketVLAConfig(**{**config["pocket"], "channels": tuple(config["pocket"]["channels"])})
     openvla, flow = OpenVLAConfig(**config["openvla"]), FlowConfig(**config.get("flow", {}))

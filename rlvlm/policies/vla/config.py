@@ -1,4 +1,4 @@
-"""Which VLA acts, and how; imports nothing heavy so that the command line starts at once."""
+"""Settings of a VLA as policy; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,34 +11,34 @@ from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
 ImagePath = Literal["cropped", "whole"]
 HEADS = ("tokens", "flow")
-"""Heads that the pocket VLA may answer by."""
+"""Heads of the pocket VLA."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PocketVLAConfig:
-    """The pocket VLA's widths; the defaults make 0.6 million parameters."""
+    """Sizes of the pocket VLA; the defaults make 0.6 million parameters."""
 
     image_px: int = 32
-    """Side of the square images it looks at, even."""
+    """Side of its square images, pixels, even."""
     channels: tuple[int, int] = (16, 24)
     """Channels of its two convolutions; the first halves the image."""
     dilated: int = 0
-    """Convolutions between these two, each added to what came in, that look 2, 4, 8, ... places around: what a thing
-    is shows farther off than the nine pixels that two convolutions see."""
+    """Number of dilated convolutions in between, each added to its input, with dilation 2, 4, 8, ...: features then
+    depend on more than the nine pixels that two convolutions see."""
     predicts_offsets: bool = False
-    """Whether it learns, beside its actions, to predict the offsets from the hand to the things of the task (an
-    auxiliary task, Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them with the demonstrations; it acts
-    on images alone."""
+    """Whether it also learns to predict the offsets from the hand to the things of the task (an auxiliary task,
+    Jaderberg et al. 2016, arXiv:1611.05397). The simulator gives them with the demonstrations; the policy acts on
+    images alone."""
     has_values: bool = False
     """Whether it has a value head, for estimators with a critic."""
     hidden: int = 256
     """Width of the trunk."""
     token_width: int = 32
-    """Width of an action token before it meets the table of bins."""
+    """Width of an action token before the table of bins."""
     vocabulary: int = 1_024
-    """Rows of the table of words; words and pairs of words are hashed into it."""
+    """Rows of the word table; words and pairs of words are hashed into it."""
     word_width: int = 32
-    """Width of the table of words."""
+    """Width of the word table."""
 
     def __post_init__(self) -> None:
         sizes = (self.image_px, *self.channels, self.hidden, self.token_width, self.vocabulary, self.word_width)
@@ -48,46 +48,46 @@ class PocketVLAConfig:
 
 
 LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-"""The linear layers of image encoders, projector and language model; not the one that gives words their logits."""
+"""Linear layers of image encoders, projector and language model, except the one that computes the logits of words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenVLAConfig:
-    """How an OpenVLA-OFT checkpoint is shown the env, and what of it learns."""
+    """Inputs of an OpenVLA-OFT checkpoint, and which of its weights are trained."""
 
     section: ClassVar[str] = "policy.openvla"
-    """Where these fields stand on the command line, for messages."""
+    """Prefix of these fields on the command line, for messages."""
 
     unnorm_key: str = ""
-    """Data set in the checkpoint's dataset_statistics.json whose quantiles scale the actions, e.g.
-    libero_10_no_noops; may be empty where the file has only one."""
+    """Data set in the checkpoint's dataset_statistics.json whose quantiles scale the actions, e.g. libero_10_no_noops;
+    may be empty if the file has only one."""
     cameras: int = 1
-    """How many of the env's cameras it was trained with, the first ones, >= 1."""
+    """Number of the env's cameras, from the first on, that it was trained with, >= 1."""
     image_px: int = 256
-    """Side of the square images that the env draws; they are then made as large as the image encoders want."""
+    """Side of the square images that the env draws, pixels; they are then resized for the image encoders."""
     images: ImagePath = "cropped"
-    """cropped: JPEG, Lanczos, the middle 90 % of the area, as OpenVLA-OFT and SimpleVLA-RL evaluate; whole: bicubic and
-    nothing cut off, as RLinf trains."""
+    """Preparation of images. cropped: JPEG, Lanczos, the middle 90 % of the area, as OpenVLA-OFT and SimpleVLA-RL
+    evaluate; whole: bicubic and uncropped, as RLinf trains."""
     has_stop: bool = True
     """Whether a stop token follows the chunk, as OpenVLA-OFT was trained; RLinf leaves it out."""
     learns: Literal["lora", "all"] = "lora"
-    """lora: an adapter beside the weights; all: every weight, in float32."""
+    """Trained weights. lora: an adapter; all: every weight, in float32."""
     adapter: str = ""
-    """Folder of a LoRA adapter to go on from, in PEFT's format; empty: a fresh one."""
+    """Folder of a LoRA adapter to continue from, in PEFT's format; empty: a fresh one."""
     lora_rank: int = 32
     """Inner size of a fresh adapter, >= 1."""
     lora_alpha: float = 16.0
-    """A fresh adapter's part is scaled by lora_alpha / lora_rank."""
+    """Scale of a fresh adapter's output, which is multiplied by lora_alpha / lora_rank."""
     lora_targets: str = LINEAR_LAYERS
-    """Regular expression on the full names of the layers that a fresh adapter is put beside."""
+    """Regular expression on the full names of the layers that get a fresh adapter."""
     at_once: int = 64
-    """Observations that go through it at once where nothing is learned, >= 1: rollouts and evaluations hold all of
-    theirs, and a smaller GPU less. Updates have `algo.microbatch_turns`."""
+    """Maximum observations per forward pass without gradients, >= 1: rollouts and evaluations have many at once, more
+    than fit on a smaller GPU. For updates see `algo.microbatch_turns`."""
     recompute: bool | None = None
-    """Gradient checkpointing: compute every block of the language model and the image encoders a second time in the
-    update and keep less in memory. None: from 500 million parameters on."""
+    """Whether to use gradient checkpointing, which computes every block of the language model and the image encoders a
+    second time in the update to save memory. None: from 500 million parameters on."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Type of the weights beside an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
+    """Dtype of the weights besides an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
@@ -104,25 +104,25 @@ class OpenVLAConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VLAConfig:
-    """Which VLA acts."""
+    """Settings of the VLA that acts."""
 
     model: str = ""
     """Folder or hub name of an OpenVLA-OFT checkpoint with a token head or, with `head` flow, of a SmolVLA, a pi0 or a
-    pi0.5 in LeRobot's layout; empty: the pocket VLA, made by the run."""
+    pi0.5 in LeRobot's layout; empty: the pocket VLA, trained by the run."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     head: str = "tokens"
-    """Kind of policy. tokens: a VLA that answers in action tokens; flow: one that denoises chunks (flow matching),
-    which is the pocket VLA with another head where no model is named; or a VLA of your own as `module:NAME`, a class or
-    function that is called with the env and `settings`."""
+    """Kind of policy. tokens: a VLA with action tokens; flow: one that denoises chunks (flow matching), which is the
+    pocket VLA with another head if no model is named; or a VLA of your own as `module:NAME`, a class or function that
+    is called with the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Settings of a VLA of your own: names and values by turns, e.g. `--policy.settings width 64`."""
+    """Settings of a VLA of your own, names and values alternating, e.g. `--policy.settings width 64`."""
     conditioned: bool = False
-    """Whether the policy is asked for what is better than expected, as one that has learned with `sft.weighting
-    condition` has to be; see `policies.advantage_prompt`."""
+    """Whether the prompt asks for an answer better than expected, as needed after training with `sft.weighting
+    condition`; see `policies.advantage_prompt`."""
     cache_mib: int = 256
-    """Room for the images of an update, in MiB of memory of each process that acts or learns, >= 1; images that do not
-    fit are drawn again."""
+    """Memory for the images of an update in each process that samples or learns, MiB, >= 1; images that do not fit are
+    drawn again."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -150,31 +150,31 @@ class VLAConfig:
 
     @property
     def is_own(self) -> bool:
-        """Whether a VLA of the user's own acts."""
+        """Whether the VLA is the user's own."""
         return is_reference(self.head)
 
     @property
     def loading(self) -> OpenVLAConfig | LeRobotConfig:
-        """How a checkpoint's weights are held and computed."""
+        """Loading settings of a checkpoint's weights."""
         return self.lerobot if self.head == "flow" else self.openvla
 
     @property
     def has_adapter(self) -> bool:
-        """Whether an adapter learns, and not a checkpoint's own weights."""
+        """Whether an adapter is trained, rather than a checkpoint's own weights."""
         return self.loading.learns.startswith("lora")
 
     @property
     def smaller(self) -> str:
-        """The setting with which a checkpoint takes less memory; empty where there is none."""
+        """Setting that reduces a checkpoint's memory; empty if there is none."""
         return "" if self.has_adapter else f"--{self.loading.section}.learns lora"
 
     def built_by(self) -> dict[str, Any]:
-        """Settings by which a policy that is made anew has the weights that it has, by name."""
+        """Returns the settings, by name, with which a rebuilt policy has the same weights."""
         if self.is_own:
             return {"policy.head": self.head, "policy.settings": self.settings}
         named = {"policy.head": self.head, "policy.conditioned": self.conditioned} | {
             f"policy.pocket.{name}": one for name, one in asdict(self.pocket).items()
         }
-        if self.head == "flow":  # how chunks are denoised changes no weight, but learned noise has a head
+        if self.head == "flow":  # denoising settings change no weight, but learned noise has a head
             named["policy.flow.kernel"] = "learned" if self.flow.kernel == "learned" else "sde or cps"
         return named

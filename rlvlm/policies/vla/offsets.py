@@ -1,4 +1,4 @@
-"""The offsets from the hand to the things of the task: what a policy may learn to predict beside its actions."""
+"""The offsets from the hand to the things of the task, which a policy may learn to predict besides its actions."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +15,11 @@ from rlvlm.core.steps import Frames
 from rlvlm.envs.env import ChunkEnv
 
 _SCENES_PER_CHUNK = 2
-"""Scenes that were never played in a gradient step, for each of its demonstrated chunks."""
+"""Number of rearranged scenes in a gradient step, for each of its demonstrated chunks."""
 
 
 class PredictsOffsets(Protocol):
-    """A VLA that can predict them; inputs are those of its `forward`."""
+    """A VLA that can predict offsets; inputs are those of its `forward`."""
 
     @property
     def device(self) -> torch.device:
@@ -31,29 +31,29 @@ class PredictsOffsets(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def forward_with_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
-        """Output of `forward`, and [B, W] the offsets."""
+        """Returns the output of `forward`, and [B, W], the offsets."""
         ...
 
     def predict_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
-        """[B, W] the offsets alone."""
+        """Returns [B, W], the offsets only."""
         ...
 
 
 class OffsetLoss:
-    """How wrong a policy is about where things are: an auxiliary loss of the supervised start.
+    """Auxiliary loss of the supervised start: the error of a policy's predicted offsets.
 
     The simulator knows the offsets from the hand to the things of the task; the policy predicts them and acts on images
-    alone. Demonstrations show the hand where it should be, so from them alone a policy predicts offsets from where its
-    hand is, and is lost where the hand is elsewhere. Scenes that were never played teach it to look.
+    alone. Demonstrations only show the hand where it should be: from them a policy learns to infer offsets from the
+    hand's position, and fails when the hand is elsewhere. Rearranged scenes teach it to look.
 
     Args:
-        policy: predicts offsets.
-        env: draws what it sees.
+        policy: policy that predicts offsets.
+        env: draws its images.
         shown: [N] demonstrated moments.
-        begins: [E] which of them are the first of an episode.
-        num_scenes: that were never played; 0 leaves them out.
-        rng: of the scenes.
-        log: takes a line.
+        begins: [E] indices of each episode's first moment.
+        num_scenes: number of rearranged scenes; 0: none.
+        rng: generator for the scenes.
+        log: receives progress messages.
 
     Raises:
         UsageError: the env cannot rearrange its scenes.
@@ -79,8 +79,8 @@ class OffsetLoss:
             self._scenes = (*policy.shown_inputs(env, scenes), _true(policy, env, scenes))
 
     def loss(self, predicted: Tensor, rows: Tensor, rng: np.random.Generator) -> Tensor:
-        """Mean squared error, in multiples of the env's `offset_unit`: of `predicted` [B, W] at the moments `rows` [B],
-        and of what the policy predicts in scenes drawn anew.
+        """Returns the mean squared error, in multiples of the env's `offset_unit`: of `predicted` [B, W] at the moments
+        `rows` [B], and of the policy's predictions in newly drawn scenes.
         """
         loss = functional.mse_loss(predicted, self._true[rows])
         if self._num_scenes:
@@ -93,13 +93,13 @@ class OffsetLoss:
 def augment_scenes(
     shown: Observations, begins: NDArray[np.intp], num: int, env: ChunkEnv, rng: np.random.Generator
 ) -> Observations:
-    """`num` scenes that were never played: the robot of a demonstrated moment among the things of an episode's start,
-    each moved a little; both of one instruction, as it may decide which things there are.
+    """Returns `num` scenes that were never played: the robot of a demonstrated moment among the things of an episode's
+    start, each moved a little; both with the same instruction, which may decide which things there are.
 
     Raises:
         UsageError: the env cannot rearrange its scenes.
     """
-    # the robot of one moment, the things of another episode's start: so the hand is where no script would have it
+    # combines a moment's robot with another episode's start: so the hand is where no script would have it
     moments, starts = rng.integers(len(shown), size=num), np.empty(num, np.intp)
     instructions = np.array(shown.texts)
     for instruction in np.unique(instructions):
@@ -110,5 +110,5 @@ def augment_scenes(
 
 
 def _true(policy: PredictsOffsets, env: ChunkEnv, obs: Observations) -> Tensor:
-    """[N, W] as `ChunkEnv.offsets` at the N moments of `obs`, on the policy's device."""
+    """Returns [N, W], `ChunkEnv.offsets` at the N moments of `obs`, on the policy's device."""
     return torch.from_numpy(env.offsets(obs.snapshots)).to(policy.device)

@@ -29,30 +29,30 @@ from rlvlm.policies.vla.tokens import (
 )
 
 _FEW = 64
-"""Answers of a minibatch whose entropy is logged where it is not learned from: all cost a sixth of an update."""
+"""Answers per minibatch whose entropy is logged if it is not part of the loss: all would cost a sixth of an update."""
 _KEY = "task"
-"""The data set's name in the statistics of a policy that was trained here."""
+"""Name of the data set in the statistics of a policy that was trained here."""
 
 
 class TokenVLA(VLAPolicy):
     """A VLA whose answer is the bin of each dimension of each action: `bins` [L * A], action after action.
 
-    A member has `forward(images, token_ids, proprio)`: logits [B, L * A, 256] of images [B, cameras, H, W, 3] uint8,
-    H = W = `image_px`, token_ids [B, W] as `read` gives them, and proprio [B, P] float32, in env units.
+    A subclass has `forward(images, token_ids, proprio)`, which returns logits [B, L * A, 256] for images [B, cameras,
+    H, W, 3] uint8, H = W = `image_px`, token_ids [B, W] from `read`, and proprio [B, P] float32, in env units.
     """
 
     predicts_offsets: bool = False
     """Whether it learns to predict the offsets from the hand to the things of the task, see `offsets`."""
     scale: ActionScale | None = None
-    """Scale of its actions; None until its demonstrations, or its checkpoint, give it one."""
+    """Scale of its actions; None until demonstrations, or a checkpoint, define it."""
 
     def with_values(self, images: Tensor, token_ids: Tensor, proprio: Tensor, detach: bool) -> tuple[Tensor, Tensor]:
-        """The logits, and [B] the value head's values; `detach` keeps its loss from the body."""
+        """Returns the logits, and [B] values; `detach` stops the value head's loss at the head."""
         raise NotImplementedError(f"{type(self).__name__} has no value head")
 
     @torch.no_grad()
     def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
-        """A chunk for each of `obs`; at no temperature the likeliest bin of each distribution."""
+        """Samples a chunk for each of `obs`; without a temperature takes the most likely bin of each distribution."""
         assert self.scale is not None, "there is a policy that can act"
         inputs, values = self.inputs(obs), torch.zeros(len(obs))
         if self.has_values:
@@ -73,13 +73,13 @@ class TokenVLA(VLAPolicy):
             chosen = torch.from_numpy(explored)
             bins, log_probs = draw_bins(logits, sampling.temperature, generator, shared, chosen)
             mask[:] = explored
-            # groups of a broken policy may all end alike: nothing would be learned from them, without a word
+            # groups of a broken policy may all end equally: training would silently learn nothing
             check_finite(
                 "the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", {"log-probs": log_probs}
             )
         numbers = bins.cpu().numpy()
         actions = self.scale.to_env(decode(numbers).reshape(len(numbers), -1, size))
-        # kept as int16 between rollout and update, to spare memory; copied, as no answer may keep the arrays of all
+        # int16 between rollout and update, to save memory; copied, so that no answer keeps the arrays of all alive
         answers = [{"bins": row.astype(np.int16)} for row in numbers]
         return SampledChunks(
             actions=actions, answers=answers, log_probs=log_probs.cpu().numpy(), mask=mask, steps=steps,
@@ -113,19 +113,19 @@ class TokenVLA(VLAPolicy):
         )
 
     def values(self, obs: Observations) -> Tensor:
-        """[B] the value head before any answer."""
+        """Returns [B] the value head before any answer."""
         return self.with_values(*self.inputs(obs), detach=True)[1]
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
         return [len(answer.get("bins", ())) for answer in answers]
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
-        """Bins of a token span what was demonstrated: no bin is spent on what is never done."""
+        """Sets the range of bins to that of the demonstrations: no bin is spent on actions that never occur."""
         self.scale = ActionScale.of_actions(shown.actions.reshape(-1, shown.actions.shape[-1]), env.scaled_actions)
 
     @property
     def statistics(self) -> str:
-        """The scale of its actions, in the form of OpenVLA's `dataset_statistics.json`."""
+        """Returns the scale of its actions, in the form of OpenVLA's `dataset_statistics.json`."""
         return "" if self.scale is None else self.scale.write(_KEY)
 
     def load_statistics(self, text: str) -> None:
@@ -141,9 +141,9 @@ class TokenVLA(VLAPolicy):
     ) -> Imitation:
         """See `VLAPolicy`: cross-entropy of the demonstrated bins, in nats per token.
 
-        The steps that a chunk still holds after the episode's end are learned too: they are what the script would do. A
-        policy that predicts offsets learns them beside, where the demonstrations have snapshots: at the demonstrated
-        moments, and in `sft.scenes` that were never played.
+        The steps of a chunk after an episode's end are learned too: they are what the script would do. A policy that
+        predicts offsets also learns these, if the demonstrations have snapshots: at the demonstrated moments, and in
+        `sft.scenes` rearranged scenes.
 
         Raises:
             UsageError: the env cannot rearrange its scenes.
@@ -151,7 +151,7 @@ class TokenVLA(VLAPolicy):
         assert self.scale is not None, "it has learned the statistics"
         scale, bins = self.scale, torch.from_numpy(encode(self.scale.from_env(shown.actions)))  # [M, L, A]
         targets = soft_targets(sft.label_width).to(self.device)
-        # a bell around a bin says that its neighbours are nearly as good, which is untrue of a gripper's two positions
+        # a bell around a bin treats its neighbours as nearly as good, which is wrong for a gripper's two positions
         is_soft = torch.tensor(scale.scaled) & (torch.tensor(scale.high) > torch.tensor(scale.low))
         images, token_ids, proprio = self.shown_inputs(env, shown.obs, shown.images)
         offsets = None
@@ -175,7 +175,7 @@ class TokenVLA(VLAPolicy):
 
 
 def soft_targets(width: float) -> Tensor:
-    """Row b of the result [256, 256] is the target of bin b: a bell around it, cut at the range's ends; sums to 1.
+    """Returns [256, 256], whose row b is the target of bin b: a bell around it, cut at the range's ends; sums to 1.
 
     Args:
         width: standard deviation in units of normalised actions, which span 2; 0 gives single bins.
@@ -189,16 +189,16 @@ def soft_targets(width: float) -> Tensor:
 
 
 def token_loss(logits: Tensor, bins: Tensor, targets: Tensor, is_soft: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Cross-entropy, in nats per token.
+    """Returns the cross-entropy, nats per token.
 
     Args:
-        logits: [B, L, A, 256].
-        bins: [B, L, A] that were demonstrated.
-        targets: [256, 256] the target of each bin in the dimensions of `is_soft`.
+        logits: [B, L, A, 256] logits.
+        bins: [B, L, A] demonstrated bins.
+        targets: [256, 256] target of each bin in the dimensions of `is_soft`.
         is_soft: [A]; in the other dimensions the target is the single bin.
-        weights: [B] what each chunk counts; None: all 1.
+        weights: [B] weight of each chunk; None: all 1.
     """
-    # -sum_b q(b) log p(b), with q a bell around the demonstrated bin, or all of it on that bin
+    # -sum_b q(b) log p(b), with q a bell around the demonstrated bin, or a single bin
     log_probs = torch.log_softmax(logits.float(), dim=-1)
     if weights is not None:
         log_probs = log_probs * weights.to(log_probs)[:, None, None, None]

@@ -1,12 +1,12 @@
-"""OpenVLA's action tokens to the letter: numbers to bins, bins to token ids, normalised actions to the env's own, how
-likely each bin is, and drawing them.
+"""OpenVLA's action tokens, reproduced exactly: numbers to bins, bins to token ids, normalised actions to the env's
+units, the probability of each bin, and sampling.
 
 Source: Kim et al. 2024, arXiv:2406.09246 (OpenVLA), and the published checkpoints' `dataset_statistics.json`.
 
-A number in [-1, 1] falls into one of 256 bins between 256 evenly spaced edges: `bin` b holds what `digitize` calls
-b + 1, and its token is 31999 - b, so that a higher token is a more negative action. There are only 255 intervals: bin
-255 is the single number 1. It decodes to the middle of interval 254, as bin 254 does: two names of one action, whose
-probabilities are added wherever something is drawn: in float32, over exactly the 256 bins, at one temperature.
+A number in [-1, 1] falls into one of 256 bins between 256 evenly spaced edges: `bin` b is `digitize`'s b + 1, and its
+token is 31999 - b, so that a higher token is a more negative action. There are only 255 intervals: bin 255 is the
+single number 1. It decodes to the middle of interval 254, as bin 254 does: both mean the same action, so their
+probabilities are added in sampling: in float32, over exactly the 256 bins, at one temperature.
 """
 
 import json
@@ -28,34 +28,36 @@ VOCABULARY = 32_000
 """Token ids of Llama 2 without padding; action tokens are the last 256, 31744 to 31999."""
 _EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 CENTRES: FloatArray = ((_EDGES[:-1] + _EDGES[1:]) / 2).astype(np.float32)
-"""[255] the numbers that bins decode to."""
+"""[255] numbers to which bins decode."""
 
 
 def encode(actions: FloatArray) -> NDArray[np.int64]:
-    """Bins, 0 to 255, of normalised actions of any shape; what lies outside [-1, 1] counts as its edge."""
+    """Returns bins, 0 to 255, of normalised actions of any shape; values outside [-1, 1] count as its edges."""
     return np.digitize(np.clip(actions, -1.0, 1.0), _EDGES).astype(np.int64) - 1
 
 
 def decode(bins: NDArray[np.int64]) -> FloatArray:
-    """The normalised actions that `bins` of any shape stand for."""
+    """Returns the normalised actions for `bins` of any shape."""
     return CENTRES[np.clip(bins, 0, TOP_BIN)]
 
 
 def ids_of_bins(bins: NDArray[np.int64], num_words: int = VOCABULARY) -> NDArray[np.int64]:
-    """Token ids of `bins`: the last of the tokenizer's `num_words` ids is bin 0. 31744 to 31999 with Llama 2's."""
+    """Returns token ids of `bins`: bin 0 is the last of the tokenizer's `num_words` ids. Llama 2's are 31744 to
+    31999.
+    """
     return num_words - 1 - bins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionScale:
-    """Where the numbers of normalised actions lie in the env's own units: quantiles of the demonstrations' actions."""
+    """Scale of normalised actions in the env's units: quantiles of the demonstrations' actions."""
 
     low: tuple[float, ...]
-    """The 1st percentile of each dimension, decoded from -1."""
+    """1st percentile of each dimension, decoded from -1."""
     high: tuple[float, ...]
-    """The 99th percentile of each dimension, decoded from 1."""
+    """99th percentile of each dimension, decoded from 1."""
     scaled: tuple[bool, ...]
-    """Which dimensions are scaled; the others (the gripper) are in [0, 1] in both."""
+    """For each dimension, whether it is scaled; the others (the gripper) are in [0, 1] in both."""
 
     def __post_init__(self) -> None:
         if not len(self.low) == len(self.high) == len(self.scaled):
@@ -66,34 +68,34 @@ class ActionScale:
             raise ValueError(f"low must not be above high, got {self.low} and {self.high}")
 
     def to_env(self, normalised: FloatArray) -> FloatArray:
-        """`[..., A]` in the env's units: (a + 1) / 2 * (high - low + 1e-8) + low where a dimension is scaled."""
+        """Returns `[..., A]` in the env's units: (a + 1) / 2 * (high - low + 1e-8) + low if scaled."""
         low, high = np.array(self.low), np.array(self.high)
         scaled = 0.5 * (normalised + 1.0) * (high - low + 1e-8) + low
         return np.where(self.scaled, scaled, normalised).astype(np.float32)
 
     def from_env(self, actions: FloatArray) -> FloatArray:
-        """`[..., A]` normalised and cut to [-1, 1]: 2 (a - low) / (high - low + 1e-8) - 1 where scaled."""
+        """Returns `[..., A]` normalised and clipped to [-1, 1]: 2 (a - low) / (high - low + 1e-8) - 1 if scaled."""
         low, high = np.array(self.low), np.array(self.high)
         normalised = np.clip(2.0 * (actions - low) / (high - low + 1e-8) - 1.0, -1.0, 1.0)
         return np.where(self.scaled, normalised, actions).astype(np.float32)
 
     def share_used(self, least: FloatArray, most: FloatArray) -> FloatArray:
-        """[A] how much of the range from `least` to `most` [A] lies between `low` and `high`; 1 where not scaled."""
+        """Returns [A], the share of the range `least` to `most` [A] between `low` and `high`; 1 if not scaled."""
         return np.where(self.scaled, (np.array(self.high) - np.array(self.low)) / (most - least), 1.0)
 
     @classmethod
     def of_actions(cls, actions: FloatArray, scaled: tuple[bool, ...]) -> "ActionScale":
-        """The scale of demonstrations: `actions` [N, A] in the env's units."""
+        """Returns the scale of demonstrated `actions` [N, A] in the env's units."""
         low, high = np.quantile(actions.astype(np.float64), [0.01, 0.99], axis=0)
         return cls(low=tuple(low.tolist()), high=tuple(high.tolist()), scaled=scaled)
 
     @classmethod
     def read(cls, statistics: str, key: str, part: str = "action") -> "ActionScale":
-        """The scale in the text of a checkpoint's `dataset_statistics.json`.
+        """Reads the scale in the text of a checkpoint's `dataset_statistics.json`.
 
         Args:
-            statistics: the file's text.
-            key: the data set's name in it, OpenVLA's `unnorm_key`, e.g. `libero_10_no_noops`.
+            statistics: text of the file.
+            key: name of the data set in it, OpenVLA's `unnorm_key`, e.g. `libero_10_no_noops`.
             part: `action`, or `proprio`, which is scaled in the same way.
 
         Raises:
@@ -109,13 +111,13 @@ class ActionScale:
         return cls(low=tuple(bounds["q01"]), high=tuple(bounds["q99"]), scaled=tuple(map(bool, scaled)))
 
     def write(self, key: str) -> str:
-        """The text of a `dataset_statistics.json` with this scale under `key`."""
+        """Returns the text of a `dataset_statistics.json` with this scale under `key`."""
         action = {"q01": list(self.low), "q99": list(self.high), "mask": list(self.scaled)}
         return json.dumps({key: {"action": action}}, indent=1)
 
 
 def log_distribution(logits: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities `[..., 255]` of the actions that bins decode to, from logits `[..., 256]`, float32, nats."""
+    """Returns log-probabilities `[..., 255]` of the decoded actions, from logits `[..., 256]`, float32, nats."""
     # log p(top) = log(p(254) + p(255)): both decode to the same action
     every = torch.log_softmax(logits.float() / temperature, dim=-1)
     top = torch.logaddexp(every[..., TOP_BIN], every[..., ALIAS])
@@ -123,9 +125,9 @@ def log_distribution(logits: Tensor, temperature: float) -> Tensor:
 
 
 def log_probs_of(logits: Tensor, bins: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities `[...]` of the actions that `bins` `[...]` stand for, float32, nats.
+    """Returns log-probabilities `[...]` of the actions of `bins` `[...]`, float32, nats.
 
-    The same numbers as `log_distribution` picked at `bins`, without making a second table.
+    Equals `log_distribution` indexed by `bins`, without computing a second table.
     """
     scaled = logits.float() / temperature
     chosen = scaled.gather(-1, bins.clamp(max=TOP_BIN)[..., None])[..., 0]
@@ -136,23 +138,23 @@ def log_probs_of(logits: Tensor, bins: Tensor, temperature: float) -> Tensor:
 def draw_bins(
     logits: Tensor, temperature: float, generator: torch.Generator, shared: int = 1, explored: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One bin for each token, and its log-probability.
+    """Samples one bin for each token, with its log-probability.
 
     Args:
         logits: [..., 256].
-        temperature: > 0.
-        generator: on the CPU; draws uniform numbers.
-        shared: so many equal parts of the last row of tokens are drawn with the same numbers: with the env steps of a
-            chunk as parts, each dimension of its actions perturbed to the same side in all of them. Each token has the
-            same distribution whatever this is.
-        explored: [the last row of tokens] bool, those that are drawn; of the others the likeliest is taken, whose
-            log-probability is then 0, as no other token's is. None: all are drawn.
+        temperature: temperature > 0.
+        generator: generator on the CPU, for uniform numbers.
+        shared: number of equal parts of the last row of tokens that use the same random numbers: with the env steps of
+            a chunk as parts, each dimension of its actions deviates in the same direction in all of them. Each token
+            has the same distribution for any value.
+        explored: [the last row of tokens] bool, those that are sampled; for the others the most likely one is taken
+            with log-probability 0, because no other is possible. None: all are sampled.
 
     Returns:
         Bins [...] from 0 to 254, and their log-probabilities [...], float32.
     """
     scaled = logits.float() / temperature
-    # the inverse of the distribution function: the first bin whose running sum exceeds a uniform number
+    # inverse of the cumulative distribution: the first bin whose running sum exceeds a uniform number
     scaled -= scaled.amax(dim=-1, keepdim=True)
     rising = torch.exp(scaled).cumsum_(dim=-1)  # in place: these are the largest tensors of a rollout
     total = rising[..., -1:]
@@ -163,7 +165,7 @@ def draw_bins(
     chosen = scaled.gather(-1, bins)
     top = torch.logaddexp(scaled[..., TOP_BIN], scaled[..., ALIAS])[..., None]
     log_probs = (torch.where(bins == TOP_BIN, top, chosen) - total.log())[..., 0]
-    log_probs.clamp_(max=-torch.finfo(log_probs.dtype).tiny)  # what was certain was drawn all the same
+    log_probs.clamp_(max=-torch.finfo(log_probs.dtype).tiny)  # a certain outcome was sampled all the same
     bins = bins[..., 0]
     if explored is not None and not explored.all():
         explored = explored.to(logits.device)
@@ -173,11 +175,11 @@ def draw_bins(
 
 
 def likeliest_bins(logits: Tensor) -> Tensor:
-    """The bin `[...]` from 0 to 254 of the likeliest action at temperature 1."""
+    """Returns the bin `[...]` from 0 to 254 of the most likely action at temperature 1."""
     return log_distribution(logits, 1.0).argmax(dim=-1)
 
 
 def entropy(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy `[...]` of each token's action, nats."""
+    """Returns the entropy `[...]` of each token's action, nats."""
     distribution = log_distribution(logits, temperature)
     return -(distribution.exp() * distribution).sum(dim=-1)

@@ -1,7 +1,8 @@
-"""Memory that a chat VLM takes while it samples and learns, counted on tensors without memory (the meta device).
+"""Memory that a chat VLM needs to sample and learn, counted on tensors without memory (the meta device).
 
-The model itself runs, forwards and backwards, adapter, gradient checkpointing and casts included, and every tensor that
-comes and goes is counted. So nothing is fitted to a family or a size. `algorithms.policy_gradient.memory_plan` asks.
+The model itself runs, forwards and backwards, including adapter, gradient checkpointing and casts, and the size of
+every tensor is counted. So no numbers are fitted to a family or a size. Used by
+`algorithms.policy_gradient.memory_plan`.
 """
 
 import weakref
@@ -21,36 +22,36 @@ from rlvlm.policies.vlm.backbone import slice_tokens, table_of
 from rlvlm.vlms.lora import cast_adapters
 
 _ROWS, _TOKENS = 8, 512
-"""Of the batch that is counted; large enough that what does not grow with it is small."""
+"""Rows and tokens of the counted batch; large enough that constant parts are negligible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activations:
-    """Bytes beside the weights while a model is used, each for one token or one row."""
+    """Bytes besides the weights while a model is used, each per token or per row."""
 
     update: float
-    """The most at once of a pass forwards and backwards, for each token."""
+    """Peak of a forward and backward pass, per token."""
     kept: float
-    """Kept between the two for the backward pass, for each token; part of `update`."""
+    """Memory kept from forward to backward pass, per token; part of `update`."""
     logits: float = 0.0
-    """Of log-probs and their gradient, for each token of a reply."""
+    """Memory of log-probs and their gradient, per token of a reply."""
     slice_tokens: int = 0
     """Tokens whose log-probs are computed at once; 0: all."""
     cast: float = 0.0
-    """Copies of an adapter with which is sampled (`cast_adapters`), all of it."""
+    """Copies of an adapter for sampling (`cast_adapters`), in total."""
     prefill: float = 0.0
-    """The most at once while prompts are read, for each token, `cache` included."""
+    """Peak while prompts are processed, per token, including `cache`."""
     cache: float = 0.0
-    """Keys and values, for each token."""
+    """Keys and values, per token."""
     drawing: float = 0.0
-    """Of one token's draw, for each reply."""
+    """Memory for sampling one token, per reply."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that come and go while the context is open, each storage once.
+    """Counts the bytes of tensors allocated while the context is open, each storage once.
 
     Args:
-        known: tensors that were there before, which do not count.
+        known: existing tensors, which do not count.
     """
 
     def __init__(self, *known: Tensor) -> None:
@@ -69,17 +70,17 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def _forget(self, key: int, size: int) -> None:
-        self._seen.discard(key)  # a storage to come may lie there
+        self._seen.discard(key)  # a later storage may have the same address
         self.now -= size
 
 
 def activations_of(model: Any, *, recomputes: bool) -> Activations:
-    """Memory of `model` beside its weights.
+    """Returns the memory of `model` besides its weights.
 
     Args:
         model: an `AutoModelForImageTextToText` on the meta device, in the precision in which it computes, perhaps with
-            an adapter. Its parameters that learn are given gradients.
-        recomputes: whether its blocks were made to (`recompute_blocks`); log-probs are then computed in slices.
+            an adapter. Its trained parameters get gradients.
+        recomputes: whether its blocks use `recompute_blocks`; log-probs are then computed in slices.
     """
     from transformers import DynamicCache
 
@@ -90,7 +91,7 @@ def activations_of(model: Any, *, recomputes: bool) -> Activations:
     size = slice_tokens(vocabulary)
     with torch.device("meta"), mock.patch.object(functional, "scaled_dot_product_attention", _flash_attention):
         for parameter in model.parameters():
-            if parameter.requires_grad:  # gradients are counted by who learns
+            if parameter.requires_grad:  # the learner counts gradients
                 parameter.grad = torch.empty_like(parameter)
         embedded = torch.empty(_ROWS, _TOKENS, config.hidden_size, dtype=head.weight.dtype)
         states = torch.empty(size, config.hidden_size, dtype=head.weight.dtype)
@@ -133,8 +134,8 @@ def activations_of(model: Any, *, recomputes: bool) -> Activations:
 
 
 class _FlashAttention(torch.autograd.Function):
-    """Attention's shapes as fused kernels have them, which every GPU has: no [tokens, tokens] is kept. The meta device
-    would choose the one that writes it down.
+    """Attention with the shapes of fused kernels, which every GPU has: [tokens, tokens] is never stored. The meta
+    device would choose the kernel that stores it.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Sampling replies, many at once: what an engine is, the one in process for any `ReplyPolicy`, and how a VLM writes.
+"""Sampling of replies in batches: the interface of engines, the engine in process for any `ReplyPolicy`, and a VLM's.
 
-A batch goes through the language model once for its prompts and then once per token, with keys and values kept. Images
-are encoded when they are shown, not when they are asked about. The learner recomputes log-probs; the ones given here
+A batch is processed by the language model once for its prompts and then once per token, with cached keys and values.
+Images are encoded when they are shown, not when they are used. The learner recomputes log-probs; those returned here
 are a check.
 """
 
@@ -23,32 +23,32 @@ from rlvlm.policies.vlm.config import BUCKET_MIB
 
 
 class Engine(Protocol):
-    """Samples replies of a policy, wherever it runs; every reply says which version of the weights gave it."""
+    """Samples replies of a policy, wherever it runs; every reply carries the version of its weights."""
 
     version: int = 0
-    """Version of the weights that replies are sampled with now."""
+    """Version of the weights with which replies are sampled now."""
     bucket_bytes: int = BUCKET_MIB << 20
-    """Bytes of a bucket of weights that come from learners in other processes."""
+    """Size of a bucket of weights from learners in other processes, bytes."""
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Any:
-        """The weights that the trained policy has now, called `version`; called by the thread that trains.
+        """Packs the present weights of the policy in training; called by the training thread.
 
         Args:
-            version: they are to have.
-            buckets: the same weights, where learners have put them into Ray's object store already.
+            version: version to give them.
+            buckets: the same weights, if learners have put them into Ray's object store already.
         """
         ...
 
     def use(self, weights: Any) -> None:
-        """From now on replies are sampled with what `pack` gave; called by the process that asks for replies."""
+        """Samples replies with these packed weights from now on; called by the process that asks for replies."""
         ...
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
-        """Places in `images` that must be shown before they can be asked about."""
+        """Returns the indices of `images` that must be shown before they can be used."""
         ...
 
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
-        """Keeps `frames` [N, H, W, 3] under the keys `images`."""
+        """Stores `frames` [N, H, W, 3] under the keys `images`."""
         ...
 
     def reply(
@@ -60,13 +60,13 @@ class Engine(Protocol):
         temperature: float = 1.0,
         greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `obs`, in their order; see `PolicyEngine.reply`."""
+        """Returns replies to `obs`, in order; see `PolicyEngine.reply`."""
         ...
 
-    # one in the learner's own process has nothing beside the policy
+    # defaults for an engine in the learner's own process, which owns nothing besides the policy
 
     def report(self) -> dict[str, float]:
-        """Figures of the engine, by names of `rlvlm.core.metrics`."""
+        """Returns metrics of the engine, by names in `rlvlm.core.metrics`."""
         return {}
 
     @property
@@ -75,21 +75,21 @@ class Engine(Protocol):
         return False
 
     def sleep(self) -> None:
-        """Leaves the learners' GPUs to them; returns once it has. Only where it shares them."""
+        """Releases the learners' GPUs, and returns once it has. Only if it shares them."""
 
     def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
-        """Takes the learners' GPUs, each given by its node in Ray and its id there. It begins asleep."""
+        """Takes the learners' GPUs, each as its node in Ray and its id there. It starts asleep."""
 
     def close(self) -> None:
-        """Frees what the engine holds beside the policy."""
+        """Frees what the engine holds besides the policy."""
 
 
 class PolicyEngine(Engine):
     """Samples from `policy`, which may be in training elsewhere: weights are read when a batch is sampled.
 
     Args:
-        policy: what samples.
-        max_batch: replies that go through the model together; more are done in turn.
+        policy: policy to sample from.
+        max_batch: maximum replies processed together; more are split.
     """
 
     def __init__(self, policy: ReplyPolicy, max_batch: int = 64) -> None:
@@ -97,19 +97,19 @@ class PolicyEngine(Engine):
         self.max_batch = max_batch
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> int:  # noqa: ARG002 - the policy has them
-        """Nothing but `version`: replies are sampled with whatever weights the policy has at that moment."""
+        """Returns only `version`: replies are sampled with the policy's weights at that moment."""
         return version
 
     def use(self, weights: int) -> None:
-        """The weights are the policy's own; they are called so from now on."""
+        """Sets the version of the weights, which are the policy's own."""
         self.version = weights
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
-        """Places in `images` that must be shown before they can be asked about."""
+        """Returns the indices of `images` that must be shown before they can be used."""
         return self.policy.images.missing(images)
 
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
-        """Encodes `frames` [N, H, W, 3] and keeps them under the keys `images`."""
+        """Encodes `frames` [N, H, W, 3] and stores them under the keys `images`."""
         self.policy.show(images, frames)
 
     def reply(
@@ -121,15 +121,15 @@ class PolicyEngine(Engine):
         temperature: float = 1.0,
         greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `obs`, in their order: words, or the actions of a policy with an action head, for which nothing
-        but the seeds and `greedy` matters.
+        """Returns replies to `obs`, in order: texts, or the actions of a policy with an action head, for which only the
+        seeds and `greedy` matter.
 
         Args:
-            obs: images, which were shown, and the user's words; the policy puts them into the model's chat format.
-            seeds: of each reply alone: it does not depend on what else is in the batch.
-            max_new_tokens: a longer reply is cut.
-            temperature: > 0; logits are divided by it, nothing else is cut off or filtered.
-            greedy: take the likeliest token each time; log-probs are still those of `temperature`.
+            obs: images, which were shown, and user messages, which the policy puts into the model's chat format.
+            seeds: seed of each reply, which does not depend on the rest of the batch.
+            max_new_tokens: maximum length of a reply, at which it is cut.
+            temperature: temperature > 0 by which logits are divided; there is no other truncation or filter.
+            greedy: whether to take the most likely token each time; log-probs are still those of `temperature`.
 
         Raises:
             MachineError: an image was not shown.
@@ -151,7 +151,7 @@ class PolicyEngine(Engine):
 
 @torch.no_grad()
 def sample_actions(policy: Any, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
-    """The actions that the action head of a `VLMPolicy` picks; only the seeds and `greedy` matter."""
+    """Returns the actions picked by the action head of a `VLMPolicy`; only the seeds and `greedy` matter."""
     check_window(policy, policy.prompts(obs), max_tokens=0)
     log_probs, values = policy.act_log_probs(obs)
     chosen = sampling.pick(log_probs, seeds)
@@ -169,7 +169,7 @@ def sample_actions(policy: Any, obs: Observations, seeds: Sequence[int], samplin
 
 @torch.no_grad()
 def sample_replies(policy: Any, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
-    """Replies of a `VLMPolicy` in words."""
+    """Returns text replies of a `VLMPolicy`."""
     max_new_tokens = sampling.max_new_tokens
     check_window(policy, policy.prompts(obs), max_new_tokens)
     noise = sampling.uniforms(seeds, max_new_tokens)
@@ -179,7 +179,7 @@ def sample_replies(policy: Any, obs: Observations, seeds: Sequence[int], samplin
     cache = DynamicCache(config=policy.backbone.text_config)
     hidden = policy.hidden(padded, obs.images, cache)
     values = policy.prompt_values(hidden, padded).tolist()
-    # one token at a time for all replies together, until each has ended or is as long as it may be
+    # one token at a time for all replies together, until each has ended or reached its maximum length
     state = hidden[:, -1]
     chosen, log_probs = [], []
     is_open = torch.ones(len(obs), dtype=torch.bool, device=policy.device)
@@ -189,7 +189,7 @@ def sample_replies(policy: Any, obs: Observations, seeds: Sequence[int], samplin
         log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
         chosen.append(tokens)
         is_open = is_open & (tokens != policy.stop_id)
-        # what would come after the last token is not needed
+        # the prediction after the last token is not needed
         if step + 1 == max_new_tokens or not is_open.any():
             break
         state = _decode_step(policy, padded, tokens, step, cache)
@@ -215,8 +215,8 @@ def sample_replies(policy: Any, obs: Observations, seeds: Sequence[int], samplin
 
 
 def _decode_step(policy: Any, padded: Padded, tokens: Tensor, step: int, cache: Any) -> Tensor:
-    """[B, D] hidden states after one more token each. Finished replies go along; theirs are not used."""
-    # behind the largest position of the prompt, in which an image may count less than its tokens
+    """Returns [B, D] hidden states after one more token each. Finished replies are computed too, but not used."""
+    # after the largest position of the prompt, in which an image may have fewer positions than tokens
     positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
     mask = padded.attention
     if mask is not None:
@@ -225,7 +225,7 @@ def _decode_step(policy: Any, padded: Padded, tokens: Tensor, step: int, cache: 
 
 
 def check_window(policy: Any, prompts: Sequence[IntArray], max_tokens: int) -> None:
-    """Raises unless each of `prompts` fits into the policy's window together with `max_tokens` tokens of a reply.
+    """Raises unless each of `prompts` fits into the policy's window together with `max_tokens` of a reply.
 
     Raises:
         UsageError: one does not; a prompt is never cut.

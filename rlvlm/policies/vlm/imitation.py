@@ -1,5 +1,5 @@
-"""Demonstrated replies as a chat VLM learns them: the likelihood of their tokens is raised, or of the action that an
-action head should have picked, and of nothing else.
+"""Supervised loss of a chat VLM on demonstrated replies: the likelihood of their tokens is raised, or of the action
+that an action head should have picked, and of nothing else.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ class Example:
 
     prompt: str
     image: bytes
-    """Its key."""
+    """Key of the image."""
     ids: IntArray
-    """[N] the reply as the policy would have sampled it."""
+    """[N] token ids of the reply as the policy would have sampled it."""
     action: int | None
-    """Action of the demonstration; None where its reply cannot be read."""
+    """Action of the demonstration; None if its reply is unreadable."""
     number: int = 0
-    """Number of the turn among all that were shown."""
+    """Index of the turn among all that were shown."""
 
 
 def examples_of(policy: Any, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> list[Example]:
-    """The turns of `episodes` that the policy can learn from; it is shown their images.
+    """Returns the turns of `episodes` that the policy can learn from, and shows it their images.
 
-    A policy that acts by a head learns actions, so turns without one that can be read are left out.
+    A policy with an action head learns actions, so turns without a readable one are left out.
     """
-    obs, replies = policy.demonstrated(episodes, env)  # how many tokens a turn has depends on its image
+    obs, replies = policy.demonstrated(episodes, env)  # a turn's number of tokens depends on its image
     turns = zip(obs.texts, obs.images, replies, strict=True)
     return [
         Example(prompt, key, policy.write(reply.text), reply.action, number)
@@ -43,14 +43,14 @@ def examples_of(policy: Any, env: TurnEnv, episodes: Sequence[TokenEpisode]) -> 
 
 
 def observations_of(examples: Sequence[Example]) -> Observations:
-    """Observations of `examples`."""
+    """Returns the observations of `examples`."""
     return Observations(
         texts=tuple(example.prompt for example in examples), images=tuple(example.image for example in examples)
     )
 
 
 def lengths_of(policy: Any, examples: Sequence[Example]) -> list[int]:
-    """[M] tokens of each example's prompt and reply together."""
+    """Returns [M], the tokens of each example's prompt and reply together."""
     prompts = policy.prompts(observations_of(examples))
     return [len(prompt) + len(example.ids) for prompt, example in zip(prompts, examples, strict=True)]
 
@@ -58,13 +58,13 @@ def lengths_of(policy: Any, examples: Sequence[Example]) -> list[int]:
 def imitation_loss(
     policy: Any, batch: Sequence[Example], reply_weight: float = 0.0, weights: Tensor | None = None
 ) -> Tensor:
-    """Mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head.
+    """Returns the mean over turns of -log p(reply) in nats, or of -log p(action) for a policy with an action head.
 
     Args:
-        policy: a `VLMPolicy`, which learns.
-        batch: turns; of a policy with an action head all have an action.
-        reply_weight: with an action head, how much -log p(reply) counts beside -log p(action).
-        weights: [B] what each turn counts; None: all 1.
+        policy: a `VLMPolicy` in training.
+        batch: turns; for a policy with an action head all have an action.
+        reply_weight: weight of -log p(reply) relative to -log p(action), with an action head.
+        weights: [B] weight of each turn; None: all 1.
     """
     obs, ids = observations_of(batch), [example.ids for example in batch]
     counts = 1.0 if weights is None else weights.to(policy.device)

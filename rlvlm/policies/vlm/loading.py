@@ -1,6 +1,6 @@
-"""From a `PolicyConfig` to a policy in memory.
+"""Loads a policy from a `PolicyConfig`.
 
-The code that places policies imports this and loads none, so transformers, slow to import, waits until one is loaded.
+Code that only places policies imports this too, so the slow import of transformers is deferred until one is loaded.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from rlvlm.vlms.lora import LoraConfig, add_adapter
 
 
 def build_policy(config: PolicyConfig, env: TurnEnv) -> ReplyPolicy:
-    """A policy for the prompts and actions of `env`: the chat VLM that `config` describes, or one of the user's own.
+    """Builds a policy for the prompts and actions of `env`: the chat VLM of `config`, or the user's own.
 
     Raises:
         ModelUnavailable: see `load_policy`.
@@ -31,7 +31,7 @@ def build_policy(config: PolicyConfig, env: TurnEnv) -> ReplyPolicy:
     """
     if not config.is_own:
         return load_policy(config, len(env.action_names))
-    # its weights come from the run's seed, as a VLM's heads do
+    # its weights are drawn from the run's seed, as a VLM's heads are
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         policy = make_own(config, env, ReplyPolicy)
@@ -40,15 +40,15 @@ def build_policy(config: PolicyConfig, env: TurnEnv) -> ReplyPolicy:
 
 
 def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
-    """The policy that `config` describes: its model with an adapter where one learns, and fresh heads.
+    """Loads the policy described by `config`: its model, with an adapter if one is trained, and fresh heads.
 
     Args:
-        config: of the policy.
-        num_actions: that an action head chooses from; not needed for one that acts by text.
+        config: config of the policy.
+        num_actions: number of actions of an action head; not needed for text.
 
     Raises:
-        ModelUnavailable: the model or the adapter cannot be loaded, or the model is of no line that is known.
-        UsageError: its vision encoder is to learn, and the adapter has nothing there.
+        ModelUnavailable: the model or the adapter cannot be loaded, or the model's family is not supported.
+        UsageError: its vision encoder is to be trained, but the adapter has no part there.
     """
     from rlvlm.vlms.loading import load_vlm
 
@@ -56,10 +56,10 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
     folder = Path(named.model).expanduser()
     check_family(folder if folder.is_dir() else fetched(named.model, named.revision, ("config.json",), named.section))
     if config.dtype == "auto" and not config.has_adapter:
-        named = dataclasses.replace(named, dtype="float32")  # PEFT keeps an adapter in float32 by itself
+        named = dataclasses.replace(named, dtype="float32")  # PEFT itself keeps an adapter in float32
     loaded = load_vlm(named, trainable=True)
     model = loaded.model
-    # heads and adapter come from the run's seed, and leave the run's own draws alone
+    # heads and adapter are drawn from the run's seed, without effect on the run's own random numbers
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if config.has_adapter and not config.adapter:
@@ -72,7 +72,7 @@ def load_policy(config: PolicyConfig, num_actions: int = 0) -> VLMPolicy:
 
 @torch.no_grad()
 def _add_words(model: Any, tokenizer: Any, words: Sequence[str]) -> None:
-    """Makes each of `words` that is none yet a token; its vectors begin as the mean of those it was written with."""
+    """Makes each new one of `words` a token; its vectors begin as the mean of those of its former tokens."""
     from transformers import AddedToken
 
     parts = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word in dict.fromkeys(words)}

@@ -1,4 +1,4 @@
-"""A chat VLM that acts: it reads an image and words, writes a reply, and can tell the log-prob of any stored reply.
+"""A chat VLM as policy: it reads an image and text, writes a reply, and computes the log-prob of any stored reply.
 
 Algorithms train it; `engine` samples from it.
 """
@@ -35,19 +35,19 @@ _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_proj
 
 
 class VLMPolicy(ReplyPolicy):
-    """A chat VLM with a value head and, where `config.head` is `actions`, an action head. Always in eval mode: dropout
-    would make the log-probs of a reply differ from those it was sampled with.
+    """A chat VLM with a value head and, if `config.head` is `actions`, an action head. Always in eval mode: dropout
+    would change the log-probs of a reply from those at sampling.
 
     Args:
-        model: an `AutoModelForImageTextToText`, or PEFT's wrapper around one; what it has of trainable parameters
-            outside the vision encoder learns.
-        processor: of `rlvlm.vlms.processors`: turns chats and images into the model's inputs.
-        config: heads, and what learns.
-        num_actions: of an action head.
+        model: an `AutoModelForImageTextToText`, or PEFT's wrapper around one; its trainable parameters outside the
+            vision encoder are trained.
+        processor: processor from `rlvlm.vlms.processors`, which turns chats and images into the model's inputs.
+        config: heads, and trained parts.
+        num_actions: number of actions of an action head.
 
     Raises:
         ValueError: an action head with fewer than two actions.
-        UsageError: the vision encoder is to learn, and nothing of it can.
+        UsageError: the vision encoder is to be trained, but no part of it can.
     """
 
     def __init__(self, model: Any, processor: Any, config: PolicyConfig, num_actions: int = 0) -> None:
@@ -62,16 +62,16 @@ class VLMPolicy(ReplyPolicy):
         self.backbone = Backbone(model.get_base_model() if hasattr(model, "get_base_model") else model, processor)
         self.tokenizer = processor.tokenizer
         self.stop_id = self.backbone.stop_id
-        """The token that ends a reply."""
+        """Token id that ends a reply."""
         self.banned_ids = self.backbone.banned_ids
-        """Tokens that a reply may not hold."""
+        """Token ids that a reply must not contain."""
         width = self.backbone.text_config.hidden_size
-        # twice as wide: the last token of the prompt beside the mean of the image, see `prompt_values`
+        # twice as wide: the last token of the prompt and the mean of the image, see `prompt_values`
         self.value_head = _head(2 * width, config.head_width, 1).to(self.device)
         self.action_head = (
             _head(width, config.head_width, num_actions).to(self.device) if config.head == "actions" else None
         )
-        # frozen, an encoder looks once at each image of a run, whose features are kept
+        # a frozen encoder encodes each image of a run once, and its features are kept
         for name, parameter in model.named_parameters():
             if not config.train_vision and is_vision(name):
                 parameter.requires_grad_(False)
@@ -85,11 +85,10 @@ class VLMPolicy(ReplyPolicy):
         self.eval()
 
     def train(self, mode: bool = True) -> "VLMPolicy":  # noqa: ARG002 - there is one mode
-        """Eval mode whatever is asked for, but for 4-bit layers.
+        """Stays in eval mode, except for 4-bit layers.
 
-        In eval mode these turn their weights, on a CPU, into a form without gradients; bitsandbytes 0.50 lets a
-        backward pass through it all the same and gives wrong ones. They have no dropout, so the mode changes nothing
-        else.
+        In eval mode these convert their weights, on a CPU, to a form without gradients; bitsandbytes 0.50 still lets a
+        backward pass through it and gives wrong ones. They have no dropout, so the mode changes nothing else.
         """
         super().train(False)
         for module in self.modules():
@@ -104,7 +103,7 @@ class VLMPolicy(ReplyPolicy):
 
     def load_trained_state(self, state: Mapping[str, Any]) -> None:
         super().load_trained_state(state)
-        # features of the weights before
+        # computed with the former weights
         if self.config.train_vision:
             self.images.clear()
 
@@ -113,40 +112,38 @@ class VLMPolicy(ReplyPolicy):
         return Shardable(root=self, methods=("log_probs", "values", "show", "imitation_loss"), heads=heads)
 
     def forget_stale_images(self) -> None:
-        """Forgets the features of all images where the vision encoder learns: call it after it has changed."""
+        """Drops the features of all images if the vision encoder is trained; call it after it has changed."""
         if self._looks_again:
             self.images.clear()
 
     def stop_training_vision(self) -> None:
-        """From now on the vision encoder stays as it is and looks once at each image; it still belongs to what is
-        saved.
-        """
+        """Freezes the vision encoder, which then encodes each image once; it is still saved."""
         self.forget_stale_images()
         self._looks_again = False
 
     def write(self, text: str) -> IntArray:
-        """[N] ids of a reply `text` as the policy would have sampled it: for training on demonstrations.
+        """Returns [N] ids of a reply `text` as the policy would have sampled it, for training on demonstrations.
 
         Raises:
-            ValueError: the text holds tokens of the chat's format.
+            ValueError: the text contains tokens of the chat's format.
         """
         ids = np.array([*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.stop_id], np.int64)
-        # tokens that sampling may not write must not be learned either
+        # tokens that must not be sampled must not be learned either
         if np.isin(ids[:-1], [*self.banned_ids.tolist(), self.stop_id]).any():
             raise ValueError(f"a reply must not hold special tokens, got {text[:80]!r}")
         return ids
 
     def text_of(self, reply_ids: IntArray) -> str:
-        """The reply's words."""
+        """Returns the reply's text."""
         return decode(self.tokenizer, reply_ids)
 
     def num_elements(self, text: str) -> int:
-        """Tokens of a reply `text`; an action head picks one action whatever is written."""
+        """Returns the number of tokens of a reply `text`; with an action head always one action."""
         return len(self.write(text)) if self.action_head is None else 1
 
     def action_elements(self, answer: Answer, span: tuple[int, int] | None) -> NDArray[np.bool_] | None:
-        """[N] True for the tokens that hold the action's value; all others belong to the thought. None: an action head
-        has no others.
+        """Returns [N], True for the tokens of the action's value; all others belong to the thought. None with an action
+        head, which has no others.
         """
         if self.action_head is not None:
             return None
@@ -154,26 +151,26 @@ class VLMPolicy(ReplyPolicy):
         return np.zeros(len(ids), bool) if span is None else tokens_of_span(self.tokenizer, ids, span)
 
     def show(self, keys: Sequence[bytes], frames: Frames) -> None:
-        """Encodes `frames` [N, H, W, 3] and keeps what the language model needs of them under `keys`; so of k images
-        under each key, [N, k, H, W, 3].
+        """Encodes `frames` [N, H, W, 3] and stores the language model's input under `keys`; with k images per key they
+        are [N, k, H, W, 3].
 
-        Call it for the places that `images.missing` names, so that nothing is drawn or encoded twice.
+        Call it for the indices that `images.missing` returns, so that nothing is drawn or encoded twice.
         """
         if frames.ndim == 5:
             self._show_several(keys, frames)
             return
-        # so many at a time: an encoder's activations are larger than what is kept of them
+        # in chunks: an encoder's activations are larger than the features that are kept
         for begin in range(0, len(keys), SHOWN_AT_ONCE):
             part = list(frames[begin : begin + SHOWN_AT_ONCE])
             with torch.no_grad():
                 features, grids = self.backbone.encode_images(part)
             for key, frame, seen, grid in zip(keys[begin:], part, features, grids, strict=False):
-                # an encoder that learns makes other features of it after each update
+                # an encoder in training computes other features after each update
                 kept = frame if self._looks_again else None
                 self.images.add(key, SeenImage(features=seen, grids=(grid,), size_px=frames.shape[1:3], frame=kept))
 
     def _show_several(self, keys: Sequence[bytes], frames: Frames) -> None:
-        """The same of [N, k, H, W, 3]: an image that was seen in the prompt of a turn before is not encoded again."""
+        """Shows [N, k, H, W, 3]: an image already seen in the prompt of an earlier turn is not encoded again."""
         parts = [[hashlib.sha256(frame.tobytes()).digest() for frame in several] for several in frames]
         names = [part for several in parts for part in several]
         shown = dict(zip(names, frames.reshape(-1, *frames.shape[-3:]), strict=True))
@@ -189,7 +186,7 @@ class VLMPolicy(ReplyPolicy):
             self.images.add(key, SeenImage(features=features, grids=grids, size_px=seen[0].size_px, frame=kept))
 
     def prompts(self, obs: Observations) -> list[IntArray]:
-        """The ids of each prompt of `obs`, as `encode` gives them; its images were shown."""
+        """Returns the ids of each prompt of `obs`, whose images were shown."""
         seen = self.images.get(obs.images)
         texts = positive(obs.texts) if self._is_conditioned else obs.texts
         return [
@@ -197,13 +194,13 @@ class VLMPolicy(ReplyPolicy):
         ]
 
     def pad(self, obs: Observations, replies: Sequence[IntArray] = ()) -> Padded:
-        """The batch of `obs` with their `replies`; none: of their prompts alone."""
+        """Returns the batch of `obs` with their `replies`, or of their prompts alone."""
         prompts, seen = self.prompts(obs), self.images.get(obs.images)
         positions = [self.backbone.position_ids(ids, image.grids) for ids, image in zip(prompts, seen, strict=True)]
         return pad(prompts, positions, replies or [_NO_REPLY] * len(obs), self.backbone.pad_id, self.device)
 
     def hidden(self, padded: Padded, images: Sequence[bytes], cache: Any = None) -> Tensor:
-        """[B, P + N, D] last hidden states of a whole batch; `cache` takes up its keys and values."""
+        """Returns [B, P + N, D], the last hidden states of a whole batch; `cache` stores its keys and values."""
         return self.backbone.hidden(padded, self._features(images), cache)
 
     def read(
@@ -217,16 +214,16 @@ class VLMPolicy(ReplyPolicy):
         with_token_values: bool = False,
         with_actions: bool = False,
     ) -> Prediction:
-        """The policy's present prediction of stored replies, whether it acts by them or by a head.
+        """Returns the policy's present prediction of stored replies, with text or an action head.
 
         Args:
             obs: observations that were answered; their images were shown.
-            tokens: the replies' ids.
-            temperature: that the replies were sampled with.
-            detach_values: the value head's loss does not reach the backbone.
-            with_entropies: tell the entropies too.
-            with_token_values: tell a value before each token.
-            with_actions: tell what the action head thinks of the prompt, too.
+            tokens: token ids of the replies.
+            temperature: temperature at which the replies were sampled.
+            detach_values: whether the value head's loss stops at the head.
+            with_entropies: whether to return entropies.
+            with_token_values: whether to return a value before each token.
+            with_actions: whether to return the action head's prediction after the prompt.
         """
         padded = self.pad(obs, tokens)
         hidden = self.hidden(padded, obs.images)
@@ -235,7 +232,7 @@ class VLMPolicy(ReplyPolicy):
         chosen, entropies = self.backbone.chosen_log_probs(
             before[mask], padded.replies[mask], temperature, with_entropies=with_entropies, in_slices=self._recomputes
         )
-        # padding is 0 and not computed: with a vocabulary's width each position costs much
+        # padding is 0 and not computed: with a large vocabulary each position is expensive
         zeros = torch.zeros(mask.shape, device=self.device)
         token_values = None
         if with_token_values:
@@ -250,7 +247,7 @@ class VLMPolicy(ReplyPolicy):
         )
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """See `Policy`; an action head reads the prompt alone."""
+        """See `Policy`; an action head only reads the prompt."""
         is_read = self.action_head is None
         return [
             len(ids) + is_read * len(answer.get("ids", ()))
@@ -258,7 +255,7 @@ class VLMPolicy(ReplyPolicy):
         ]
 
     def imitation(self, shown: Sequence[TokenEpisode], env: TurnEnv, sft: Any, rng: Any, log: Any) -> Imitation:
-        """See `Policy`: of episodes in turns; `sft` is a `ReplySFTConfig`, and nothing is drawn."""
+        """See `Policy`: for episodes in turns; `sft` is a `ReplySFTConfig`, and no random numbers are used."""
         examples = examples_of(self, env, shown)
 
         def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
@@ -271,7 +268,7 @@ class VLMPolicy(ReplyPolicy):
 
     @contextmanager
     def _as_shown(self) -> Iterator[None]:
-        """Within, prompts are read as they are: those of demonstrations say themselves how these did."""
+        """Uses prompts unchanged while the context is open: those of demonstrations have their own labels."""
         before, self._is_conditioned = self._is_conditioned, False
         try:
             yield
@@ -279,11 +276,11 @@ class VLMPolicy(ReplyPolicy):
             self._is_conditioned = before
 
     def imitation_loss(self, examples: Sequence[Example], reply_weight: float, weights: Tensor | None = None) -> Tensor:
-        """See `imitation.imitation_loss`; learners that share the policy out call it together."""
+        """Returns `imitation.imitation_loss`; learners that shard the policy call it together."""
         return imitation_loss(self, examples, reply_weight, weights)
 
     def sample(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
-        """See `ReplyPolicy`: words, or the action of a head.
+        """See `ReplyPolicy`: texts, or the actions of a head.
 
         Raises:
             MachineError: an image was not shown.
@@ -291,7 +288,7 @@ class VLMPolicy(ReplyPolicy):
         """
         if self.action_head is not None:
             return sample_actions(self, obs, seeds, sampling)
-        # float32 adapters are cast to the layers' type once for all tokens, and not twice at each of them
+        # float32 adapters are cast to the layers' dtype once for all tokens, not twice for each
         with cast_adapters(self.model):
             return sample_replies(self, obs, seeds, sampling)
 
@@ -313,7 +310,7 @@ class VLMPolicy(ReplyPolicy):
                 with_token_values=with_token_values,
             )  # fmt: skip
         table, values = self.act_log_probs(obs, detach_values=detach_values)
-        # as if the action were a reply of one token, so that every loss of replies holds for it
+        # as if the action were a reply of one token, so that every loss of replies applies
         chosen = table.gather(-1, torch.tensor(np.stack(tokens), device=table.device))
         return Prediction(
             log_probs=chosen,
@@ -323,25 +320,25 @@ class VLMPolicy(ReplyPolicy):
         )
 
     def values(self, obs: Observations) -> Tensor:
-        """[B] the value head when each prompt was read."""
+        """Returns [B] values after each prompt."""
         padded = self.pad(obs)
         return self.prompt_values(self.hidden(padded, obs.images), padded)
 
     def prompt_values(self, hidden: Tensor, padded: Padded, detach: bool = False) -> Tensor:
-        """[B] the value head when each prompt was read.
+        """Returns [B] values after each prompt.
 
-        It sees the last token of the prompt, as usual, and beside it the mean of the image's tokens: what is written
-        next may depend little on the scene, and the last token then has no information for the critic.
+        The head sees the last token of the prompt, as usual, and the mean of the image's tokens: if the next token
+        depends little on the scene, the last token has no information for the critic.
 
         Args:
-            hidden: [B, >= P, D] of `padded`.
+            hidden: [B, >= P, D] hidden states of `padded`.
             padded: the batch.
-            detach: the value head's loss does not reach the backbone.
+            detach: whether the value head's loss stops at the head.
         """
         return self._value(hidden[:, padded.prompt_length - 1], self._scenes(hidden, padded), detach)
 
     def act_log_probs(self, obs: Observations, *, detach_values: bool = False) -> tuple[Tensor, Tensor]:
-        """[B, A] log-probs of an action head's actions, and [B] values.
+        """Returns [B, A] log-probs of an action head's actions, and [B] values.
 
         Raises:
             ValueError: this policy acts by text.
@@ -353,15 +350,15 @@ class VLMPolicy(ReplyPolicy):
         return self._actions(hidden, padded), self.prompt_values(hidden, padded, detach_values)
 
     def _actions(self, hidden: Tensor, padded: Padded) -> Tensor:
-        """[B, A] log-probs of the action head's actions when each prompt was read; what comes later is not looked at.
+        """Returns [B, A] log-probs of the action head's actions after each prompt; later tokens are ignored.
 
         Args:
-            hidden: [B, >= P, D] of `padded`.
+            hidden: [B, >= P, D] hidden states of `padded`.
             padded: the batch.
         """
         assert self.action_head is not None, "asked of policies with an action head"
         prompts = hidden[:, : padded.prompt_length]
-        if self.config.pooling == "last":  # it has seen all before it
+        if self.config.pooling == "last":  # it has attended to all tokens before
             pooled = prompts[:, -1]
         elif padded.attention is None:
             pooled = prompts.mean(1)
@@ -371,24 +368,24 @@ class VLMPolicy(ReplyPolicy):
         return self.action_head(pooled.float()).log_softmax(-1)
 
     def _scenes(self, hidden: Tensor, padded: Padded) -> Tensor:
-        """[B, D] mean over the image's tokens."""
+        """Returns [B, D], the mean over the image's tokens."""
         prompts = padded.ids[:, : padded.prompt_length]
         weights = (prompts == self.backbone.image_id)[..., None].to(hidden.dtype)
         return (hidden[:, : padded.prompt_length] * weights).sum(1) / weights.sum(1)
 
     def _value(self, states: Tensor, scenes: Tensor, detach: bool) -> Tensor:
-        """The value head at `states` [..., D] beside the scenes [..., D] they belong to."""
+        """Returns the value head's output for `states` [..., D] and their scenes [..., D]."""
         assert self.value_head is not None, "a chat VLM always has one"
         seen = torch.cat((states, scenes), -1)
-        # the sum over one number is that number, and no view: sharded learners need an output of its own
+        # a sum over one number is that number but no view: sharded learners need a separate output
         return self.value_head((seen.detach() if detach else seen).float()).sum(-1)
 
     def _features(self, keys: Sequence[bytes]) -> list[SeenImage]:
-        """The images of `keys`; a vision encoder that is trained looks again, once at each."""
+        """Returns the images of `keys`; a vision encoder in training encodes each again, once."""
         seen = self.images.get(keys)
         if not (self._looks_again and torch.is_grad_enabled()):
             return seen
-        # envs side by side show the same image: one pass of the encoder, whose gradients add up
+        # parallel envs show the same image: one pass of the encoder, whose gradients are summed
         firsts = {key: image for key, image in zip(keys, seen, strict=True)}
         kept = [image.frame for image in firsts.values() if image.frame is not None]
         frames = [frame for each in kept for frame in each.reshape(-1, *each.shape[-3:])]
@@ -400,16 +397,16 @@ class VLMPolicy(ReplyPolicy):
 
 
 def decode(tokenizer: Any, ids: IntArray) -> str:
-    """The words of `ids` [N], without special tokens and without tidying up spaces."""
+    """Returns the text of `ids` [N], without special tokens and without cleaning up spaces."""
     return tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def token_ends(tokenizer: Any, ids: IntArray) -> IntArray:
-    """[N] where in the decoded text each token of `ids` ends, in characters; never falls.
+    """Returns [N], the end of each token of `ids` in the decoded text, in characters; never decreases.
 
-    The offsets come from decoding ever longer beginnings of the sampled ids. Tokenizing the text again would give other
-    tokens: a policy need not spell a word the way its tokenizer does. A token that holds only part of a character ends
-    where the character begins.
+    The offsets come from decoding ever longer prefixes of the sampled ids. Tokenizing the text again would give other
+    tokens: a policy need not spell a word as its tokenizer does. A token with only part of a character ends where the
+    character begins.
     """
     text = decode(tokenizer, ids)
     ends = np.zeros(len(ids), np.int64)
@@ -419,7 +416,7 @@ def token_ends(tokenizer: Any, ids: IntArray) -> IntArray:
 
 
 def tokens_of_span(tokenizer: Any, ids: IntArray, span: tuple[int, int]) -> NDArray[np.bool_]:
-    """[N] True for each token that holds a part of the characters `span` (begin, end) of the decoded text."""
+    """Returns [N], True for each token with a part of the characters `span` (begin, end) of the decoded text."""
     begin, end = span
     ends = token_ends(tokenizer, ids)
     begins = np.concatenate([[0], ends[:-1]])
@@ -427,12 +424,12 @@ def tokens_of_span(tokenizer: Any, ids: IntArray, span: tuple[int, int]) -> NDAr
 
 
 def is_vision(name: str) -> bool:
-    """Whether the parameter of that name is of a vision encoder, or of what leads from it to the language model."""
+    """Returns whether a parameter belongs to a vision encoder, or to the layers between it and the language model."""
     return not _VISION.isdisjoint(name.split("."))
 
 
 def _head(width: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two layers in float32; the last begins at zero, so that values begin at 0 and actions equally likely."""
+    """Makes two layers in float32; the last begins at zero, so that values are 0 and actions equally likely."""
     last = nn.Linear(hidden, outputs)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)

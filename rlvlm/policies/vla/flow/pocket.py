@@ -10,13 +10,13 @@ from rlvlm.policies.vla.flow.policy import VelocityNetwork
 from rlvlm.policies.vla.pocket import PocketBody
 
 _TIME_WIDTH = 32
-"""Sines and cosines that a time is written in."""
+"""Number of sines and cosines that encode a time."""
 _PERIODS = 0.004, 4.0
-"""Shortest and longest, as pi0's."""
+"""Shortest and longest period of these, as in pi0."""
 
 
 class PocketFlowNetwork(PocketBody, VelocityNetwork):
-    """Images, words, proprioception and a noisy chunk to the velocity of the whole chunk.
+    """Maps images, words, proprioception and a noisy chunk to the velocity of the whole chunk.
 
     Args:
         config: widths.
@@ -36,7 +36,7 @@ class PocketFlowNetwork(PocketBody, VelocityNetwork):
         super().__init__(config, num_cameras=num_cameras, proprio_size=proprio_size, num_offsets=num_offsets)
 
     def make_head(self, config: PocketVLAConfig) -> None:
-        """Makes the head: a three-layer network of what is seen, the noisy chunk and the time."""
+        """Makes the head: a three-layer network of trunk output, noisy chunk and time."""
         numbers, hidden = self.horizon * self.action_width, config.hidden
         shortest, longest = map(math.log, _PERIODS)
         self.register_buffer("periods", torch.linspace(shortest, longest, _TIME_WIDTH // 2).exp(), persistent=False)
@@ -49,7 +49,7 @@ class PocketFlowNetwork(PocketBody, VelocityNetwork):
             self.noise_head = nn.Linear(hidden + _TIME_WIDTH, numbers)
 
     def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
-        """[B, hidden] what the trunk makes of an observation."""
+        """Returns [B, hidden], the trunk's output for an observation."""
         return self.see(images, token_ids, proprio)
 
     def velocity(self, cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class PocketFlowNetwork(PocketBody, VelocityNetwork):
         return self.to_velocity(nn.functional.silu(self.middle(hidden))).view_as(x)
 
     def noise(self, cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """See `VelocityNetwork`; the noise depends on what is seen and the time, not on x."""
+        """See `VelocityNetwork`; the noise depends on observation and time, not on x."""
         return self.noise_head(torch.cat([cache, self._time(t)], dim=1)).view_as(x)
 
     def _time(self, t: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""VLAs that denoise a chunk of actions: any network with a velocity becomes a policy that a policy gradient can train.
+"""VLAs that denoise a chunk of actions: makes any network with a velocity a policy for policy gradients.
 
-Source: Black et al. 2024, arXiv:2410.24164 (pi0); Chen et al. 2025, arXiv:2510.25889 (pi_RL). Departures: noise is
-added only to elements that are scored, since noise in padded or unrun ones moves the scored ones in later steps;
-densities are kept per element, and how a ratio is made of them is the loss's (`algo.loss.ratio`).
+Source: Black et al. 2024, arXiv:2410.24164 (pi0); Chen et al. 2025, arXiv:2510.25889 (pi_RL). Departures: noise is only
+added to elements with a log-prob, because noise in padded or unexecuted ones moves the others in later steps; densities
+are kept per element, and the loss (`algo.loss.ratio`) combines them to a ratio.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,54 +35,54 @@ from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, V
 
 
 class VelocityNetwork(nn.Module):
-    """Network of a flow policy; inputs are images [B, cameras, height, width, 3] uint8, token_ids [B, W] as
-    `read` gives them, and normalised proprioception [B, P].
+    """Network of a flow policy; inputs are images [B, cameras, height, width, 3] uint8, token_ids [B, W] from `read`,
+    and normalised proprioception [B, P].
     """
 
     horizon: int
-    """H, steps of the chunk that it denoises; an env may run the first of them only."""
+    """H, the steps of the chunk that it denoises; an env may only execute the first of them."""
     action_width: int
-    """D, dimensions of its actions; an env may have fewer, which are then the first."""
+    """D, the dimensions of its actions; an env may have fewer, which are then the first."""
     value_head: nn.Module | None
-    """Head of a critic, or None. No default here: a class's attribute would hide the module of that name."""
+    """Head of a critic, or None. No default here: a class attribute would hide the module of that name."""
     predicts_offsets: bool = False
     """Whether it learns to predict the offsets from the hand to the things of the task, see `offsets`."""
 
     def read(self, instructions: Sequence[str]) -> Tensor:
-        """[B, W] int64: the instructions as it takes them."""
+        """Returns [B, W] int64, the instructions in the network's form."""
         raise NotImplementedError("each network has its own tokens")
 
     def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Any:
-        """Encoding of an observation, computed once a chunk; every denoising step reads it."""
+        """Encodes an observation, once per chunk; every denoising step uses the result."""
         raise NotImplementedError("each network has its own body")
 
     def velocity(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
-        """[B, H, D] v at x [B, H, D] and times t [B], after `prefix`."""
+        """Returns [B, H, D], the velocity at x [B, H, D] and times t [B], after `prefix`."""
         raise NotImplementedError("each network has its own flow head")
 
     def noise(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
-        """[B, H, D] any numbers, which become the standard deviations of learned noise."""
+        """Returns [B, H, D], unbounded numbers from which the standard deviations of learned noise are computed."""
         raise NotImplementedError(f"{type(self).__name__} has no head for learned noise; use policy.flow.kernel sde")
 
     def state_values(self, cache: Any, detach: bool) -> Tensor:
-        """[B] the value head's values; `detach` keeps its loss from the body."""
+        """Returns [B] values; `detach` stops the value head's loss at the head."""
         raise NotImplementedError(f"{type(self).__name__} has no value head")
 
     def predict_offsets(self, cache: Any) -> Tensor:
-        """[B, W] offsets."""
+        """Returns [B, W], the predicted offsets."""
         raise NotImplementedError(f"{type(self).__name__} predicts no offsets")
 
 
 class FlowPolicy(VLAPolicy):
     """A VLA whose answer is K' consecutive denoising steps: `states` [K' + 1, H, D] x before, between and after them,
-    `first` [] the number of the first, and `drawn` [A] the dimensions that had noise.
+    `first` [] index of the first, and `drawn` [A] the dimensions with noise.
 
     Elements of an answer are (K' steps) x (L env steps) x (A dimensions). x and log-densities are in normalised units.
 
     Args:
-        network: with the velocity.
-        flow: how chunks are denoised.
-        chunk_steps: L <= H, steps of a chunk that the env runs.
+        network: network with the velocity.
+        flow: settings of denoising.
+        chunk_steps: L <= H, steps of a chunk that the env executes.
         action_size: A <= D, dimensions of the env's actions.
     """
 
@@ -98,7 +98,8 @@ class FlowPolicy(VLAPolicy):
         self.network, self.flow = network, flow
         self.scales: dict[str, Scale] = {}
         self.relative: NDArray[np.intp] = np.arange(0)
-        """Dimensions that the network has less the same number of the proprioception before the chunk."""
+        """Action dimensions that the network predicts relative to the same number of the proprioception before the
+        chunk."""
         self._size = chunk_steps, action_size
         is_real = torch.zeros(network.horizon, network.action_width, dtype=torch.bool)
         is_real[:chunk_steps, :action_size] = True
@@ -111,28 +112,28 @@ class FlowPolicy(VLAPolicy):
         return self.network.value_head is not None
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the value head that learn."""
+        """Returns parameters of the value head that learn."""
         return [] if self.network.value_head is None else list(self.network.value_head.parameters())
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         return self.network.read(instructions).to(self.device)
 
     def normalised(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs as the network takes them: proprioception in the units of the demonstrations' spread."""
+        """Returns the network's inputs, with proprioception normalised by the demonstrations' scale."""
         felt = self.scales["proprio"].normalised(proprio.cpu().numpy())
         return images, token_ids, torch.from_numpy(felt).to(proprio.device)
 
     def origin(self, proprio: FloatArray) -> FloatArray:
-        """[B, 1, A] float32 what the network's actions are relative to, in the env's units, of `proprio` [B, P]."""
+        """Returns [B, 1, A] float32, the origin of the network's actions in the env's units, for `proprio` [B, P]."""
         origin = np.zeros((len(proprio), 1, self._size[1]), np.float32)
         origin[:, 0, self.relative] = proprio[:, self.relative]
         return origin
 
     def denoiser(self, cache: Any, temperature: float) -> Denoiser:
-        """Denoises after `cache`; noise is multiplied by `temperature`."""
+        """Returns a denoiser for `cache`, whose noise is multiplied by `temperature`."""
         flow, network = self.flow, self.network
         level = flow.noise * temperature
-        level = min(level, 1.0) if flow.kernel == "cps" else level  # no more than all of the noise can be replaced
+        level = min(level, 1.0) if flow.kernel == "cps" else level  # at most all of the noise can be replaced
 
         def noise(x: Tensor, t: Tensor) -> Tensor:
             if flow.kernel != "learned":
@@ -146,7 +147,7 @@ class FlowPolicy(VLAPolicy):
 
     @torch.no_grad()
     def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
-        """See `VLAPolicy`; at no temperature the ODE takes a chunk from the middle of the noise, 0."""
+        """See `VLAPolicy`; without a temperature the ODE starts at the middle of the noise, 0."""
         flow, num, (length, size) = self.flow, len(obs), self._size
         shape = (num, *self.is_real.shape)
         drawn = torch.zeros(size, dtype=torch.bool)
@@ -163,7 +164,7 @@ class FlowPolicy(VLAPolicy):
         cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
         is_noisy = steps.to(self.device)[:, :, None, None] & self._has_noise(drawn.expand(num, -1))
         chain = self.denoiser(cache, sampling.temperature or 0.0).sample(start.to(self.device), is_noisy, draw)
-        # the learned steps are consecutive: one of them, or all from the first on
+        # the trained steps are consecutive: one of them, or all from the first on
         first = torch.zeros(num, dtype=torch.long) if flow.learn == "all" else steps.int().argmax(dim=1)
         rows, learned = torch.arange(num)[:, None], first[:, None] + torch.arange(flow.num_learned)
         states = chain.states[rows, torch.cat([learned, learned[:, -1:] + 1], dim=1)].cpu()
@@ -172,12 +173,12 @@ class FlowPolicy(VLAPolicy):
         )
         actions = chain.states[:, -1, :length, :size].cpu().numpy()
         values = self.network.state_values(cache, detach=True).cpu() if self.has_values else torch.zeros(num)
-        # groups of a broken policy may all end alike: nothing would be learned from them, without a word
+        # groups of a broken policy may all end equally: training would silently learn nothing
         found = {"actions": actions, "log-probs": log_probs}
         check_finite("the policy, sampled", "go on from the last checkpoint: `rlvlm resume`", found)
         return SampledChunks(
             actions=self.scales["action"].restored(actions) + self.origin(obs.proprio),
-            # copied, as no answer may keep the arrays of all
+            # copied, so that no answer keeps the arrays of all alive
             answers=[
                 {"states": state.numpy().copy(), "first": np.array(number), "drawn": drawn.numpy().copy()}
                 for state, number in zip(states, first.tolist(), strict=True)
@@ -189,7 +190,7 @@ class FlowPolicy(VLAPolicy):
         )
 
     def _has_noise(self, drawn: Tensor) -> Tensor:
-        """[B, 1, H, D] bool: real elements of the dimensions `drawn` [B, A]."""
+        """Returns [B, 1, H, D] bool, real elements of the dimensions `drawn` [B, A]."""
         every = nn.functional.pad(drawn.to(self.device), (0, self.network.action_width - drawn.shape[1]))
         return (every[:, None, :] & self.is_real)[:, None]
 
@@ -222,7 +223,7 @@ class FlowPolicy(VLAPolicy):
         )
 
     def values(self, obs: Observations) -> Tensor:
-        """[B] the value head before any answer; it sees the observation, not the noise."""
+        """Returns [B] values before any answer; the head sees the observation, not the noise."""
         return self.network.state_values(self.network.prefix(*self.normalised(*self.inputs(obs))), detach=True)
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
@@ -232,7 +233,7 @@ class FlowPolicy(VLAPolicy):
 
     @property
     def statistics(self) -> str:
-        """The scales of its actions and its proprioception."""
+        """Returns the scales of its actions and its proprioception."""
         return write_scales(self.scales) if self.scales else ""
 
     def load_statistics(self, text: str) -> None:
@@ -245,10 +246,10 @@ class FlowPolicy(VLAPolicy):
         self.scales = scales
 
     def explored(self, env: ChunkEnv, min_range: float) -> NDArray[np.bool_]:
-        """See `VLAPolicy`; noise in a dimension that never changes would only blur what is learned."""
+        """See `VLAPolicy`; noise in a constant dimension would only blur what is learned."""
         scale = self.scales["action"]
         used = scale.range
-        # a chunk moves such a dimension a little, and demonstrations move it as far as its state goes
+        # a chunk moves such a dimension a little, while demonstrations use its whole range
         used[self.relative] = self.scales["proprio"].range[self.relative]
         return (scale.spread > 0) & (used / (env.action_high - env.action_low) >= min_range)
 
@@ -257,7 +258,7 @@ class FlowPolicy(VLAPolicy):
     ) -> Imitation:
         """See `VLAPolicy`: flow matching, the mean squared error of the velocity in normalised units.
 
-        The steps that a chunk still holds after the episode's end are learned too: they are what the script would do.
+        The steps of a chunk after an episode's end are learned too: they are what the script would do.
         """
         (length, size), network = self._size, self.network
         actions = torch.zeros(len(shown.actions), *self.is_real.shape)
@@ -288,5 +289,5 @@ class FlowPolicy(VLAPolicy):
         return Imitation(loss=loss, shown=np.arange(len(actions)))
 
     def predict_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
-        """[B, W] offsets from the hand to the things of the task, of inputs as the env gives them."""
+        """Returns [B, W], offsets from the hand to the things of the task, for inputs in the env's units."""
         return self.network.predict_offsets(self.network.prefix(*self.normalised(images, token_ids, proprio)))

@@ -1,5 +1,5 @@
-"""Base of the networks of LeRobot's flow policies: a body that reads an observation once a chunk, a cache of its keys
-and values for every denoising step, and a value head on its output.
+"""Base of the networks of LeRobot's flow policies: a body that encodes an observation once per chunk, a cache of its
+keys and values for every denoising step, and a value head on its output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ EXPERT_PARTS = (
     *("lm_expert", "gemma_expert", "state_proj", "action_in_proj", "action_out_proj"),
     *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
 )
-"""Names of the parts that are not the VLM's: what LeRobot fine-tunes."""
+"""Names of the parts outside the VLM, which LeRobot fine-tunes."""
 
 
 class Prefix(NamedTuple):
-    """The body's encoding of B observations: all that a denoising step needs of them."""
+    """The body's encoding of B observations: everything that a denoising step needs of them."""
 
     keys: tuple[Tensor, ...]
     """[B, heads, N, size of a head] for each layer of the body, already rotated to their positions."""
     values: tuple[Tensor, ...]
-    """The same for values, which have no rotation."""
+    """Values in the same form, without rotation."""
     is_there: Tensor
-    """[B, N] whether a place holds a token, and is no filling."""
+    """[B, N] whether a position holds a token rather than padding."""
     features: Tensor
     """[B, W] float32 mean of the last layer's output over all tokens, for the value head."""
     state: Tensor
-    """[B, 1, W] float32 token of the state that the expert reads before the actions; [B, 0, W] where the body reads
-    the state."""
+    """[B, 1, W] float32 token of the state that the expert reads before the actions; [B, 0, W] if the body reads the
+    state."""
 
 
 class LeRobotNetwork(PreTrainedModel):
@@ -45,18 +45,18 @@ class LeRobotNetwork(PreTrainedModel):
     base_model_prefix = "model"
     _supports_sdpa = True
     _supports_attention_backend = True
-    # log-probs are made of its output, and its steps are small: bfloat16 is too coarse
+    # log-probs are computed from its output, and its steps are small: bfloat16 is too coarse
     _keep_in_fp32_modules_strict = set(EXPERT_PARTS)  # noqa: RUF012 - as transformers declares it
     unread: tuple[str, ...] = ()
-    """Names of weights in a checkpoint that nothing computes with: they are not loaded, and are written back."""
+    """Names of unused weights in a checkpoint: they are not loaded, but written back."""
     tied: Mapping[str, str] = MappingProxyType({})
-    """Names of such weights that are written as a copy of another one, with the name of that one."""
+    """Names of unused weights that are written as a copy of another one, with the name of that one."""
     at_once = 32
-    """Observations that go through the body at once where nothing is learned."""
+    """Maximum observations per forward pass of the body without gradients."""
     prompts: Prompts
-    """The checkpoint's; loading sets them."""
+    """Prompts of the checkpoint; set when it is loaded."""
     num_other_tokens: int
-    """Tokens before the actions that are no words."""
+    """Number of tokens before the actions that are not text."""
     predicts_offsets = False
 
     def __init__(self, config: Any, sizes: Sizes) -> None:
@@ -66,28 +66,28 @@ class LeRobotNetwork(PreTrainedModel):
         self.value_head: nn.Module | None = None
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leaves weights as torch makes them; every checkpoint brings its own."""
+        """Leaves weights as torch initialises them; every checkpoint has its own."""
 
     def read(self, instructions: Sequence[str]) -> Tensor:
-        """[B, W] int64: the instructions as `prefix` takes them."""
+        """Returns [B, W] int64, the instructions in the form of `prefix`."""
         return self.prompts.read(instructions)
 
     def num_tokens(self, token_ids: Tensor, proprio: Tensor) -> list[int]:
-        """Tokens that stand before the actions of each of B observations: patches of all cameras, words and state.
+        """Returns the number of tokens before the actions for each of B observations: patches, text and state.
 
         Args:
-            token_ids: [B, W] as `read` gives them.
+            token_ids: [B, W] from `read`.
             proprio: [B, P] normalised.
         """
         is_token = self.prompts.completed(token_ids, proprio) != NO_TOKEN
         return (self.num_other_tokens + is_token.sum(dim=1)).tolist()
 
     def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
-        """Encodes B observations; once a chunk.
+        """Encodes B observations, once per chunk.
 
         Args:
             images: [B, cameras of the env, H, W, 3] uint8.
-            token_ids: [B, W] as `read` gives them.
+            token_ids: [B, W] from `read`.
             proprio: [B, P] normalised, P <= `Sizes.state_dims`.
         """
         token_ids = self.prompts.completed(token_ids, proprio)
@@ -107,7 +107,7 @@ class LeRobotNetwork(PreTrainedModel):
         raise NotImplementedError("each network has its own prefix")
 
     def state_token(self, proprio: Tensor) -> Tensor:
-        """[B, 1, W] the token of normalised `proprio` [B, P], filled up with 0."""
+        """Returns [B, 1, W], the token of normalised `proprio` [B, P], padded with 0."""
         model: Any = self.model
         padded = functional.pad(proprio.float(), (0, self._sizes.state_dims - proprio.shape[1]))
         return model["state_proj"](padded)[:, None]
@@ -116,14 +116,14 @@ class LeRobotNetwork(PreTrainedModel):
         """Encodes `tokens` by the language model `text`.
 
         Args:
-            text: has `layers` and `norm`.
+            text: language model with `layers` and `norm`.
             tokens: [B, N, W].
-            is_there: [B, N] whether a place holds a token, and is no filling.
-            num_last: so many at the end are seen by themselves alone; all others are seen by all.
+            is_there: [B, N] whether a position holds a token rather than padding.
+            num_last: number of tokens at the end that only these attend to; all others are visible to all.
             state: see `Prefix`.
         """
         is_early = torch.arange(tokens.shape[1], device=tokens.device) < tokens.shape[1] - num_last
-        # filling is seen by none
+        # padding is visible to none
         sees = is_there[:, None] & (is_early[None] | ~is_early[:, None])
         positions = is_there.cumsum(dim=1) - 1
         keys, values = [], []
@@ -136,11 +136,11 @@ class LeRobotNetwork(PreTrainedModel):
         return Prefix(keys=tuple(keys), values=tuple(values), is_there=is_there, features=mean, state=state)
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
-        """Velocity, noise less action, of noisy chunks.
+        """Returns the velocity, noise minus action, of noisy chunks.
 
         Args:
-            cache: of B observations.
-            x: [B, H, D] noisy chunks, H and D as in `Sizes`; what is in padded dimensions is read too.
+            cache: encoding of B observations.
+            x: [B, H, D] noisy chunks, H and D as in `Sizes`; padded dimensions are used too.
             t: [B] times in [0, 1], 1 is noise.
 
         Returns:
@@ -149,13 +149,13 @@ class LeRobotNetwork(PreTrainedModel):
         raise NotImplementedError("each network has its own expert")
 
     def add_values(self) -> None:
-        """Adds a value head on the body's encoding, 0 everywhere at first."""
+        """Adds a value head on the body's encoding, initially 0 everywhere."""
         width, device = self.config.body.hidden_size, device_of(self)
         last = nn.Linear(256, 1, bias=False, device=device)
         self.value_head = nn.Sequential(nn.Linear(width, 256, device=device), nn.SiLU(), last)
         nn.init.zeros_(last.weight)
 
     def state_values(self, cache: Prefix, detach: bool) -> Tensor:
-        """[B] the value head's values; `detach` keeps their loss from the body."""
+        """Returns [B] values; `detach` stops their loss at the head."""
         assert self.value_head is not None, "asked of a network with one"
         return self.value_head(cache.features.detach() if detach else cache.features)[:, 0]

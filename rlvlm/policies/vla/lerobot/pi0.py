@@ -28,29 +28,29 @@ GEMMA: dict[str, dict[str, Any]] = {
     "gemma_2b": {"hidden_size": 2048, "intermediate_size": 16_384},
     "gemma_300m": {"hidden_size": 1024, "intermediate_size": 4096},
 }
-"""Widths of the two Gemmas that LeRobot knows, by the names in config.json."""
+"""Widths of the two Gemmas that LeRobot supports, by the names in config.json."""
 HEADS: dict[str, Any] = {
     "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 257_152
 }  # fmt: skip
-"""Sizes that both of them share."""
+"""Sizes common to both of them."""
 VISION: dict[str, Any] = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14
 }  # fmt: skip
-"""SigLIP So400m."""
+"""Sizes of SigLIP So400m."""
 _PALIGEMMA = "model.paligemma_with_expert.paligemma"
 
 
 class Pi0NetworkConfig(PreTrainedConfig):
-    """Sizes that the network is built from.
+    """Sizes from which the network is built.
 
     Args:
         vision: SigLIP's config.
         body: Gemma's config of PaliGemma's language model.
         expert: Gemma's config of the action expert.
         sizes: fields of `checkpoint.Sizes`.
-        cameras: of each image feature, which of the env's cameras feeds it, by index.
+        cameras: for each image feature, the index of the env's camera.
         is_adaptive: whether the time sets the expert's norms and the state is text: pi0.5.
-        border: brightness of what fills an image up, where -1 is black and 1 is white.
+        border: brightness of an image's padding, where -1 is black and 1 is white.
         rest: further settings of transformers.
     """
 
@@ -83,10 +83,10 @@ class Pi0Network(LeRobotNetwork):
 
     config_class = Pi0NetworkConfig
     config: Pi0NetworkConfig
-    # two output heads of 790 million numbers in all
+    # two unused output heads of 790 million numbers in all
     unread = ("model.paligemma_with_expert.gemma_expert.lm_head.weight",)
     tied = MappingProxyType({f"{_PALIGEMMA}.lm_head.weight": f"{_PALIGEMMA}.model.language_model.embed_tokens.weight"})
-    # else transformers reports them as weights of another architecture
+    # otherwise transformers reports them as weights of another architecture
     _keys_to_ignore_on_load_unexpected = [re.escape(name.removeprefix("model.")) for name in (*unread, *tied)]  # noqa: RUF012 - as transformers declares it
 
     def __init__(self, config: Pi0NetworkConfig) -> None:
@@ -134,7 +134,7 @@ class Pi0Network(LeRobotNetwork):
         seen = body["multi_modal_projector"]["linear"](vision(pixels.to(vision.dtype)).last_hidden_state)
         seen = seen.unflatten(0, (len(images), -1)).flatten(1, 2)  # [B, cameras * patches, W]
         said = text["embed_tokens"](token_ids.clamp(min=0))
-        # Gemma's scale, of words alone: PaliGemma divides image features by it, and pi0 was made without either
+        # Gemma's scale, for text only: PaliGemma divides image features by it, and pi0 was trained without either
         tokens = torch.cat([seen, said * said.shape[-1] ** 0.5], dim=1)
         is_token = token_ids != NO_TOKEN
         is_there = torch.cat([is_token.new_ones(seen.shape[:2]), is_token], dim=1)
@@ -155,7 +155,7 @@ class Pi0Network(LeRobotNetwork):
             actions = model["action_time_mlp_out"](functional.silu(model["action_time_mlp_in"](both)))
             tokens = torch.cat([cache.state, actions], dim=1)
         indices = torch.arange(tokens.shape[1], device=x.device)
-        # actions see all; the state sees itself alone, and what is seen of the observation
+        # actions see everything; the state sees itself and the visible part of the observation
         sees_own = (indices < num_first)[None] | (indices >= num_first)[:, None]
         sees_prefix = cache.is_there[:, None, None].expand(-1, 1, len(indices), -1)
         sees = torch.cat([sees_prefix, sees_own.expand(len(x), 1, -1, -1)], dim=-1)
@@ -167,7 +167,7 @@ class Pi0Network(LeRobotNetwork):
 
 
 def _gemma(config: Any, condition_width: int = 0) -> nn.ModuleDict:
-    """Gemma's blocks and its last norm, adaptive where a condition has a width."""
+    """Makes Gemma's blocks and its last norm, adaptive if a condition has a width."""
 
     def norm() -> GemmaNorm:
         return GemmaNorm(config.hidden_size, config.rms_norm_eps, condition_width)

@@ -1,4 +1,4 @@
-"""A checkpoint of LeRobot as a flow policy: its own statistics, its own tokenizer, and what is spread over learners."""
+"""A LeRobot checkpoint as a flow policy, with its own statistics and tokenizer, and its sharding over learners."""
 
 import logging
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from rlvlm.policies.weights import Shardable
 logger = logging.getLogger(__name__)
 
 _MAX_OFF = 10
-"""Median distance of demonstrations from the middle of a checkpoint's statistics, in units of their spread."""
+"""Maximum median distance of demonstrations from the middle of a checkpoint's statistics, in units of their spread."""
 
 
 class LeRobotPolicy(FlowPolicy):
-    """The checkpoint that `config.model` names, for an env.
+    """The checkpoint named by `config.model`, for an env.
 
     Args:
-        config: names it, and says how it is shown the env and how it denoises.
-        env: it acts in.
+        config: settings with its name, its inputs and its denoising.
+        env: env that it acts in.
 
     Raises:
-        ModelUnavailable: it cannot be loaded, or is not for such an env.
+        ModelUnavailable: it cannot be loaded, or does not match the env.
     """
 
     comes_trained = True
     checkpoint: Checkpoint
-    """Files that are written back beside its weights."""
+    """Files that are written back with its weights."""
 
     def __init__(self, config: VLAConfig, env: ChunkEnv) -> None:
         loaded = load_lerobot(config.model, config.revision, config.lerobot, env)
-        network: Any = loaded.network  # has all that a `VelocityNetwork` has
+        network: Any = loaded.network  # has the interface of a `VelocityNetwork`
         super().__init__(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
         self.image_px = config.lerobot.image_px
         self.checkpoint = loaded.checkpoint
@@ -56,16 +56,16 @@ class LeRobotPolicy(FlowPolicy):
         self.is_real = self.is_real.to(self.device)
 
     def learn_statistics(self, shown: Demonstrations, env: ChunkEnv) -> None:
-        """Keeps the checkpoint's own, by which it was trained; see `VLAPolicy`.
+        """Keeps the checkpoint's own statistics, with which it was trained; see `VLAPolicy`.
 
         Raises:
-            UsageError: by these, the demonstrations are no actions or states of the robot that it was trained on.
+            UsageError: by these, the demonstrations are not actions or states of the robot it was trained on.
         """
         actions = shown.actions - self.origin(shown.obs.proprio)
         features = {"action": actions.reshape(-1, actions.shape[-1]), "proprio": shown.obs.proprio}
         for name, values in features.items():
             scale = self.scales[name]
-            # the median, since single numbers may lie anywhere; a number that never changed has no scale
+            # the median, because single numbers may be anywhere; a constant number has no scale
             off = np.where(scale.spread == 0, 0, np.median(np.abs(scale.normalised(values)), axis=0))
             if off.max() > _MAX_OFF:
                 worst = int(off.argmax())
@@ -77,7 +77,7 @@ class LeRobotPolicy(FlowPolicy):
                 )
 
     def save_lerobot(self, folder: Path) -> None:
-        """Writes a folder that LeRobot loads, an adapter merged into the weights; what was there is replaced."""
+        """Writes a folder that LeRobot loads, with an adapter merged into the weights; replaces an existing one."""
         network: Any = self.network
         save_lerobot(network, self.checkpoint, folder)
 
@@ -85,7 +85,7 @@ class LeRobotPolicy(FlowPolicy):
         return Shardable(root=self.network, methods=("prefix", "velocity", "state_values"))
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """See `Policy`: tokens before the actions, and the chunk in every step that is learned from."""
+        """See `Policy`: tokens before the actions, and the chunk in every trained step."""
         network: Any = self.network
         denoised = network.horizon * self.flow.num_learned
         proprio = torch.from_numpy(self.scales["proprio"].normalised(obs.proprio))

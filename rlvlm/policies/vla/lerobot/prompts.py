@@ -1,4 +1,4 @@
-"""Instructions as the policies of LeRobot were trained to read them."""
+"""Instructions in the form in which LeRobot's policies were trained."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 NO_TOKEN = -1
-"""Stands where a shorter prompt has no token."""
+"""Padding of prompts that are shorter than others."""
 _EDGES = np.linspace(-1, 1, 257)[:-1]
-"""Lower edges of the bins by which pi0.5 writes a number of the state."""
+"""Lower edges of the bins by which pi0.5 writes the numbers of the state."""
 
 
 class Prompts:
-    """Instructions as a network's `prefix` takes them: token ids.
+    """Converts instructions to the input of a network's `prefix`: token ids.
 
     Args:
-        tokenizer: of the checkpoint's VLM; it is changed to cut off and never to fill up.
-        max_tokens: length of the longest prompt.
+        tokenizer: tokenizer of the checkpoint's VLM; it is changed to truncate and never pad.
+        max_tokens: maximum length of a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
@@ -27,12 +27,12 @@ class Prompts:
         self._tokenizer = tokenizer
 
     def read(self, instructions: Sequence[str]) -> Tensor:
-        """[B, W] int64 ids on the CPU; shorter prompts are filled up behind them with `NO_TOKEN`."""
-        # as in training, every prompt ends with a new line
+        """Returns [B, W] int64 ids on the CPU; shorter prompts are padded on the right with `NO_TOKEN`."""
+        # as in training, every prompt ends with a newline
         return self._ids([text if text.endswith("\n") else f"{text}\n" for text in instructions])
 
     def completed(self, token_ids: Tensor, proprio: Tensor) -> Tensor:
-        """[B, V] token ids of whole prompts, of what `read` gave and normalised `proprio` [B, P]."""
+        """Returns [B, V] token ids of whole prompts, from `read`'s result and normalised `proprio` [B, P]."""
         return token_ids
 
     def _ids(self, texts: Sequence[str]) -> Tensor:
@@ -40,11 +40,12 @@ class Prompts:
 
 
 class StatePrompts(Prompts):
-    """pi0.5's prompts, which hold the state as text. `read` gives letters, since only the whole prompt has tokens.
+    """pi0.5's prompts, which contain the state as text. `read` returns characters, because only whole prompts have
+    tokens.
 
     Args:
         tokenizer, max_tokens: see `Prompts`.
-        min_numbers: a state that has fewer is filled up with 0.
+        min_numbers: minimum numbers of the state; a shorter one is padded with 0.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, min_numbers: int) -> None:
@@ -52,7 +53,7 @@ class StatePrompts(Prompts):
         self._min_numbers = min_numbers
 
     def read(self, instructions: Sequence[str]) -> Tensor:
-        """[B, W] int64 code points on the CPU; shorter texts are filled up behind them with `NO_TOKEN`."""
+        """Returns [B, W] int64 code points on the CPU; shorter texts are padded on the right with `NO_TOKEN`."""
         texts = [text.strip().replace("_", " ").replace("\n", " ") for text in instructions]
         return _filled([[ord(letter) for letter in text] for text in texts])
 
@@ -72,6 +73,6 @@ class StatePrompts(Prompts):
 
 
 def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
-    """[B, W] int64 of `rows` of different lengths."""
+    """Returns [B, W] int64, `rows` of different lengths padded with `NO_TOKEN`."""
     longest = max(map(len, rows), default=0)
     return torch.tensor([[*row, *[NO_TOKEN] * (longest - len(row))] for row in rows]).view(len(rows), longest)

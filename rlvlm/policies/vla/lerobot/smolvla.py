@@ -30,13 +30,13 @@ from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN
 
 
 class SmolVLANetworkConfig(PreTrainedConfig):
-    """Sizes that the network is built from.
+    """Sizes from which the network is built.
 
     Args:
-        vlm: config of the body, as transformers writes it; SmolVLM's.
+        vlm: SmolVLM's config of the body, as transformers writes it.
         sizes: fields of `checkpoint.Sizes`.
         expert_sizes: fields of `checkpoint.ExpertSizes`.
-        cameras: of each image feature, which of the env's cameras feeds it, by index.
+        cameras: for each image feature, the index of the env's camera.
         has_shifted_patches: whether patches have positions one too small, see `LeRobotConfig.faults`.
         rest: further settings of transformers.
     """
@@ -68,7 +68,7 @@ class SmolVLANetworkConfig(PreTrainedConfig):
     def expert(self) -> Any:
         """Llama's config of the action expert: the body's, narrower."""
         expert = copy.deepcopy(self.vlm.text_config)
-        # a new config would insist on a width that the heads share evenly; these have a size of their own
+        # a new config would require the width to be a multiple of the heads; these have a size of their own
         expert.hidden_size = width = int(expert.hidden_size * ExpertSizes(**self.expert_sizes).width)
         # two thirds of four times the width, up to the next multiple of 256: Llama's own rule
         expert.intermediate_size = 256 * math.ceil(4 * int(2 * width / 3) / 256)
@@ -99,7 +99,7 @@ class SmolVLANetwork(LeRobotNetwork):
                 }
             ),
         }
-        # nothing here computes with the output head: it is there so that checkpoints are read and written whole
+        # the output head is not used: it exists so that checkpoints are read and written whole
         head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         layers = [_block(expert, 0 if is_joint else read_width) for is_joint in depths.are_joint]
         parts = {
@@ -134,11 +134,11 @@ class SmolVLANetwork(LeRobotNetwork):
         seen = seen.unflatten(0, (len(images), -1)).flatten(1, 2)  # [B, cameras * patches, W]
         said = text["embed_tokens"](token_ids.clamp(min=0))
         state = self.state_token(proprio).to(said.dtype)
-        # Gemma's scale, which came from pi0; the state has none
+        # Gemma's scale, inherited from pi0; the state has none
         tokens = torch.cat([seen * seen.shape[-1] ** 0.5, said * said.shape[-1] ** 0.5, state], dim=1)
         is_token = token_ids != NO_TOKEN
         is_there = torch.cat([is_token.new_ones(seen.shape[:2]), is_token, is_token.new_ones(len(token_ids), 1)], dim=1)
-        # the state, in the last place, is seen by itself alone
+        # only the state itself, in the last position, attends to the state
         return self.read_tokens(text, tokens, is_there, num_last=1, state=state.new_empty(len(token_ids), 0, 0))
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class SmolVLANetwork(LeRobotNetwork):
         sees_prefix = cache.is_there[:, None, None].expand(-1, 1, x.shape[1], -1)
         sees_earlier = (steps[0][None] <= steps[0][:, None]).expand(len(x), 1, -1, -1)
         sees_both = torch.cat([sees_prefix, sees_earlier], dim=-1)
-        # actions go on counting where the prefix ends; where only the prefix is read, they begin at 0 again
+        # positions of actions continue after the prefix; if only the prefix is read, they begin at 0 again
         after = cache.is_there.sum(dim=1, keepdim=True) + steps
         between = len(cache.keys) // len(expert["layers"])
         for layer, key, value in zip(expert["layers"], cache.keys[::between], cache.values[::between], strict=True):
@@ -171,8 +171,8 @@ def _block(config: Any, reads: int = 0) -> Block:
 
 
 class _Patches(SmolVLMVisionEmbeddings):
-    """Patches of an image with their positions, by whole numbers: transformers' fractions round to another position in
-    some versions and precisions (transformers issue 41190).
+    """Patches of an image with their positions, in integer arithmetic: transformers' fractions round to another
+    position in some versions and precisions (transformers issue 41190).
     """
 
     def __init__(self, config: Any, is_shifted: bool) -> None:
@@ -182,7 +182,7 @@ class _Patches(SmolVLMVisionEmbeddings):
     def forward(self, pixel_values: Tensor, patch_attention_mask: Tensor) -> Tensor:
         patches = self.patch_embedding(pixel_values)  # [B, W, rows, columns]
         rows, columns = (
-            # positions of a larger or smaller image are spread over those that the encoder has
+            # positions of a larger or smaller image are spread over those of the encoder
             (torch.arange(count, device=patches.device) * self.num_patches_per_side - self._shift) // count
             for count in patches.shape[-2:]
         )

@@ -1,7 +1,7 @@
-"""From a folder with an OpenVLA-OFT checkpoint to a policy in memory. No code of the folder is run.
+"""Loads a folder with an OpenVLA-OFT checkpoint to a policy in memory, without running any code of the folder.
 
 Weights are safetensors, with one exception: the published proprioception projectors are torch files, which are read by
-torch's loader of weights alone; it makes nothing but tensors.
+torch's weights-only loader; it creates nothing but tensors.
 """
 
 import json
@@ -39,27 +39,27 @@ _OTHER = "choose a checkpoint that was trained on this env"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """What a checkpoint's folder holds besides the weights of its network."""
+    """Content of a checkpoint's folder besides the weights of its network."""
 
     settings: CheckpointConfig
     projector: dict[str, Tensor]
-    """Weights of the proprioception projector; empty where they lie among the others, or where there is none."""
+    """Weights of the proprioception projector; empty if they are among the others, or there is none."""
     tokenizer: Tokenizer
     scale: ActionScale
-    """Of actions."""
+    """Scale of actions."""
     proprio_scale: ActionScale | None
-    """None where the checkpoint takes no proprioception."""
+    """Scale of proprioception; None if the checkpoint takes none."""
 
 
 def load_openvla(config: VLAConfig, env: ChunkEnv) -> OpenVLAPolicy:
-    """The policy that `config.model` names, on its device.
+    """Loads the policy named by `config.model`, on its device.
 
     Args:
-        config: names the checkpoint, what it is shown, and what of it learns.
-        env: it is to act in.
+        config: settings with the checkpoint, its inputs, and its trained weights.
+        env: env that it is to act in.
 
     Raises:
-        ModelUnavailable: the files are missing or broken, are no OpenVLA-OFT, do not go with the env, or hold a model
+        ModelUnavailable: the files are missing or broken, are no OpenVLA-OFT, do not match the env, or contain a model
             whose actions have no probabilities.
     """
     folder, revision = locate(config.model, config.revision, _SECTION)
@@ -79,17 +79,17 @@ def load_openvla(config: VLAConfig, env: ChunkEnv) -> OpenVLAPolicy:
 
 
 def fitted(folder: Path, wants: OpenVLAConfig, env: ChunkEnv) -> Fitted:
-    """The settings, statistics and tokenizer in `folder`, for `env`; the network's weights are not read.
+    """Reads the settings, statistics and tokenizer in `folder`, for `env`, but not the network's weights.
 
     Raises:
-        ModelUnavailable: as of `load_openvla`, but for what is wrong with the weights.
+        ModelUnavailable: see `load_openvla`, except for errors in the weights.
     """
     if len(env.cameras) < wants.cameras:
         raise ModelUnavailable(
             f"the checkpoint is to see {wants.cameras} cameras, the env has {len(env.cameras)}",
             f"lower --{wants.section}.cameras",
         )
-    # seen by names of files, before 15 GB are read
+    # recognised by file names, before 15 GB are read
     if heads := sorted(path.name for path in folder.glob("action_head--*")):
         raise ModelUnavailable(
             f"{folder} has {heads[0]}: its actions come from a regression head and have no probabilities to learn from",
@@ -135,16 +135,16 @@ def _settings(folder: Path) -> CheckpointConfig:
 
 
 def _projector(folder: Path) -> dict[str, Tensor]:
-    """The weights of the proprioception projector where they lie in a file of their own; none where they do not."""
+    """Returns the weights of the proprioception projector if they are in a file of their own; else none."""
     files = sorted(folder.glob(f"{_PROJECTOR}--*_checkpoint.pt"))
     if not files:
         return {}
     if len(files) > 1:
         raise ModelUnavailable(f"{folder} has {len(files)} proprioception projectors", "keep the one of the last step")
     try:
-        # a torch file is a pickle: only this loader, which makes nothing but tensors, may open it
+        # a torch file is a pickle: only this loader, which creates nothing but tensors, may open it
         weights = torch.load(files[0], map_location="cpu", weights_only=True)
-        # saved from a model that was spread over several GPUs
+        # saved from a model that was distributed over several GPUs
         named = {name.removeprefix("module."): value for name, value in weights.items()}
         if set(named) != {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}:
             raise ValueError(f"it holds {', '.join(sorted(named))[:100]}")
@@ -154,11 +154,11 @@ def _projector(folder: Path) -> dict[str, Tensor]:
 
 
 def _network(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig, projector: dict[str, Tensor]) -> Any:
-    """The weights on their device, with an adapter where one learns; what is missing or left over is named."""
+    """Loads the weights to their device, with an adapter if one is trained; names missing or superfluous ones."""
     device = pick_device(wants.device, wants.section)
-    # in bfloat16 most of Adam's steps would be rounded away
+    # in bfloat16 most of Adam's steps would be lost to rounding
     dtype = torch.float32 if wants.learns == "all" else pick_dtype(wants.dtype, device)
-    disable_progress_bar()  # it would tear the run's live panel
+    disable_progress_bar()  # it would break the run's live panel
     try:
         network, values = network_and_names(OpenVLANetwork, folder, dtype, device, {"config": settings})
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -189,14 +189,14 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) -> tuple[str, str]:
-    """The text of the checkpoint's statistics, and the name of the data set in them."""
+    """Returns the text of the checkpoint's statistics, and the name of the data set in them."""
     file = folder / "dataset_statistics.json"
     try:
         entries = read_json(file) if file.exists() else getattr(settings, "norm_stats", None) or {}
         text, keys = json.dumps(entries), sorted(entries)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelUnavailable(f"{file} cannot be read: {first_line(error)}", _AGAIN) from error
-    # LIBERO's published checkpoints learned from data without idle steps, and their statistics say so in the name
+    # LIBERO's published checkpoints were trained on data without idle steps, as the statistics' name says
     fits = [key for key in keys if not wants.unnorm_key or key in (wants.unnorm_key, f"{wants.unnorm_key}_no_noops")]
     fits = [wants.unnorm_key] if wants.unnorm_key in keys else fits
     if len(fits) != 1:
@@ -205,7 +205,7 @@ def _statistics(folder: Path, settings: CheckpointConfig, wants: OpenVLAConfig) 
             + (f"none is {wants.unnorm_key!r}" if wants.unnorm_key else "one must be named"),
             f"--{wants.section}.unnorm-key NAME" if keys else _AGAIN,
         )
-    if not wants.unnorm_key:  # nothing says that these are of the task's robot and units
+    if not wants.unnorm_key:  # they may be of another robot or other units
         logger.warning(
             "%s scales actions as data set %s, the only one in its statistics; where that is not this task's, the "
             "actions are wrong: --%s.unnorm-key NAME",

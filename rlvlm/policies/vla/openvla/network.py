@@ -1,9 +1,9 @@
-"""OpenVLA-OFT's network: two image encoders, a projector, and Llama 2 that writes a whole chunk in one forward pass.
+"""OpenVLA-OFT's network: two image encoders, a projector, and Llama 2, which predicts a chunk in one forward pass.
 
 Sources: Kim et al. 2024, arXiv:2406.09246 (OpenVLA); Kim et al. 2025, arXiv:2502.19645 (OFT: parallel decoding,
 proprioception as one more token). The sequence is: start token, patches of every camera, proprioception, the prompt,
-one empty place for each action token, the stop token; every token attends to every other. As in any language model,
-what is said of a place is read at the place before it.
+one empty position for each action token, the stop token; every token attends to every other. As in any language model,
+the prediction for a position is read at the position before it.
 """
 
 from typing import Any, cast
@@ -19,20 +19,20 @@ from rlvlm.policies.vla.tokens import NUM_BINS, ids_of_bins
 from rlvlm.vlms.skeleton import device_of
 
 STOP_ID = 2
-"""The token that ends a reply in Llama 2's vocabulary."""
+"""Token id that ends a reply in Llama 2's vocabulary."""
 
 
 class CheckpointConfig(PreTrainedConfig):
     """A checkpoint's `config.json`, as far as the network needs it.
 
     Args:
-        timm_model_ids: of the two image encoders, names in `vision.TOWERS`.
-        image_sizes: sides of their images, the same twice.
-        pad_to_multiple_of: rows of the vocabulary beyond the tokenizer's.
-        text_config: of the language model, as transformers writes it; what is missing is Llama 2's of 7 billion.
-        vision_towers: sizes of the encoders in the place of those that belong to their names, for small models.
+        timm_model_ids: names of the two image encoders in `vision.TOWERS`.
+        image_sizes: sides of their images, twice the same.
+        pad_to_multiple_of: number to a multiple of which the vocabulary is padded.
+        text_config: config of the language model, as transformers writes it; defaults are Llama 2's with 7 billion.
+        vision_towers: sizes of the encoders that replace those of their names, for small models.
         proprio_size: numbers of proprioception; 0: the model takes none.
-        rest: whatever else the file holds.
+        rest: further content of the file.
     """
 
     model_type = "openvla"
@@ -51,7 +51,7 @@ class CheckpointConfig(PreTrainedConfig):
         self.timm_model_ids = timm_model_ids or list(TOWERS)
         self.image_sizes = image_sizes or [224, 224]
         self.pad_to_multiple_of = pad_to_multiple_of
-        # published files leave out what equals Llama 2's own; 64 rows fill its 32,000 words up
+        # published files leave out Llama 2's defaults; 64 rows pad its vocabulary of 32,000
         if not isinstance(text_config, LlamaConfig):
             text_config = LlamaConfig(**{"vocab_size": 32_064, "pad_token_id": 32_000, **(text_config or {})})
         self.text_config = text_config
@@ -64,7 +64,7 @@ class CheckpointConfig(PreTrainedConfig):
         """Sizes of both image encoders.
 
         Raises:
-            ValueError: there are not two, or one of them is not known.
+            ValueError: there are not two, or one of them is unknown.
         """
         if self.vision_towers is not None:
             first, second = (TowerSize(**size) for size in self.vision_towers)
@@ -79,7 +79,7 @@ class CheckpointConfig(PreTrainedConfig):
 
     @property
     def num_words(self) -> int:
-        """Tokens of the tokenizer, of which the last 256 are the action tokens."""
+        """Number of the tokenizer's tokens, the last 256 of which are the action tokens."""
         return self.text_config.vocab_size - self.pad_to_multiple_of
 
 
@@ -104,15 +104,15 @@ class OpenVLANetwork(PreTrainedModel):
         self.post_init()
 
     def add_proprio(self, weights: dict[str, Tensor]) -> None:
-        """Takes the proprioception projector that a checkpoint holds in a file of its own."""
-        # the file is float32, whatever the rest was loaded in
+        """Loads the proprioception projector from a checkpoint's separate file."""
+        # the file is float32, whatever the dtype of the rest
         kind = self.projector.fc1.weight
         self.proprio_projector = _Proprio(weights["fc1.weight"].shape[1], self.config.text_config.hidden_size)
         self.proprio_projector.load_state_dict(weights)
         self.proprio_projector.to(device_of(self), kind.dtype)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Small random weights where a checkpoint has none; only tests begin so."""
+        """Initialises missing weights with small random numbers; only tests need it."""
         if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
             if isinstance(bias := getattr(module, "bias", None), Tensor):
@@ -128,14 +128,14 @@ class OpenVLANetwork(PreTrainedModel):
         num_tokens: int,
         has_stop: bool = True,
     ) -> Tensor:
-        """Logits of the action tokens, one row for each place of the chunk.
+        """Returns logits of the action tokens, one row for each position of the chunk.
 
         Args:
-            pixels: [B, cameras, 2, 3, H, W] as `images.to_pixels` gives them.
-            token_ids: [B, W] ids of the prompt, the start token first, what is short filled up behind it.
+            pixels: [B, cameras, 2, 3, H, W] from `images.to_pixels`.
+            token_ids: [B, W] ids of the prompt, the start token first, padded after it.
             is_token: [B, W] whether `token_ids` holds a token of the prompt.
-            proprio: [B, P] normalised to [-1, 1]; None where the model takes none.
-            num_tokens: L * A places of a chunk.
+            proprio: [B, P] normalised to [-1, 1]; None if the model takes none.
+            num_tokens: L * A positions of a chunk.
             has_stop: whether the stop token follows them.
 
         Returns:
@@ -155,26 +155,26 @@ class OpenVLANetwork(PreTrainedModel):
         there = torch.ones_like(is_token[:, :1])
         num_after = num_tokens + len(ends)
         mask = torch.cat([there.expand(-1, 1 + seen.shape[1]), is_token[:, 1:], there.expand(-1, num_after)], dim=1)
-        # additive, over all pairs: transformers takes a mask of four dimensions as it is, and it is not causal
+        # additive, over all pairs: transformers uses a four-dimensional mask unchanged, and it is not causal
         closed = torch.zeros(mask.shape, dtype=sequence.dtype, device=sequence.device).masked_fill(
             ~mask, torch.finfo(sequence.dtype).min
         )
         hidden = self.language_model.model(
             inputs_embeds=sequence,
             attention_mask=closed[:, None, None, :].expand(-1, 1, mask.shape[1], -1),
-            # padding takes no position, so a short prompt has those that it would have alone
+            # padding has no position, so a short prompt has the same positions as on its own
             position_ids=mask.cumsum(dim=1) - 1,
             use_cache=False,
         ).last_hidden_state
-        first = hidden.shape[1] - num_after  # of the chunk's places; the last word says what stands there
+        first = hidden.shape[1] - num_after  # of the chunk's positions; the last prompt token predicts it
         before = hidden[:, first - 1 : first - 1 + num_tokens]
         logits = cast(Tensor, self.language_model.lm_head(before))
-        # bins count downwards from the last word: row 0 is the most negative action's
+        # bins count downwards from the last token: row 0 is the most negative action's
         return logits[..., ids_of_bins(np.arange(NUM_BINS), self.config.num_words)]
 
 
 class _Projector(nn.Module):
-    """Features of patches to tokens of the language model."""
+    """Projects features of patches to tokens of the language model."""
 
     def __init__(self, seen: int, width: int) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Projector(nn.Module):
 
 
 class _Proprio(nn.Module):
-    """Proprioception to one token of the language model."""
+    """Projects proprioception to one token of the language model."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()

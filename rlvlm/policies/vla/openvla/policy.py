@@ -17,11 +17,11 @@ from rlvlm.policies.weights import Shardable
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 START_ID = 1
-"""The token that begins a text in Llama 2's vocabulary."""
+"""Token id that begins a text in Llama 2's vocabulary."""
 EMPTY_ID = 29_871
-"""Llama 2's empty word, with which every prompt ended in training."""
+"""Id of Llama 2's empty word, with which every prompt ended in training."""
 _PAD = -1
-"""Stands in `token_ids` behind a prompt that is shorter than others."""
+"""Padding in `token_ids` after a prompt that is shorter than others."""
 
 
 class OpenVLAPolicy(TokenVLA):
@@ -29,11 +29,11 @@ class OpenVLAPolicy(TokenVLA):
 
     Args:
         network: an `OpenVLANetwork`; with an adapter, PEFT's wrapper around one.
-        tokenizer: of the checkpoint.
-        config: how it is shown the env.
-        scale: of its actions.
-        proprio_scale: of its proprioception; None where the network takes none.
-        encoder_px: side of the images that its image encoders take.
+        tokenizer: tokenizer of the checkpoint.
+        config: settings with its inputs.
+        scale: scale of its actions.
+        proprio_scale: scale of its proprioception; None if the network takes none.
+        encoder_px: side of its image encoders' images, pixels.
         num_tokens: L * A action tokens of a chunk.
     """
 
@@ -62,19 +62,19 @@ class OpenVLAPolicy(TokenVLA):
         self._prompts: dict[str, list[int]] = {}
 
     def shardable(self) -> Shardable:
-        """See `Policy`: all of the network, for each pass goes through all of it."""
+        """See `Policy`: the whole network, because each pass uses all of it."""
         return Shardable(root=self.network)
 
     def read(self, instructions: Sequence[str]) -> Tensor:
-        """[B, W] ids of the prompts, the start token first; shorter ones are filled up behind it with -1."""
+        """Returns [B, W] ids of the prompts, the start token first; shorter ones are padded after it with -1."""
         rows = [self._ids(instruction) for instruction in instructions]
         longest = max(map(len, rows), default=1)
-        # behind the start token: all prompts then end in one column, right before the chunk
+        # after the start token: all prompts then end in one column, right before the chunk
         filled = [[row[0], *[_PAD] * (longest - len(row)), *row[1:]] for row in rows]
         return torch.tensor(filled, dtype=torch.int64, device=self.device).view(len(rows), longest)
 
     def lengths(self, obs: Observations, answers: Sequence[Answer]) -> list[int]:
-        """See `Policy`; the longest is what it costs: prompt, patches of all cameras, proprioception and chunk."""
+        """See `Policy`; the longest determines the cost: prompt, patches of all cameras, proprioception and chunk."""
         side = self._encoder_px // self.network.config.towers[0].patch_px
         others = self._config.cameras * side**2 + (self._proprio_scale is not None) + self._config.has_stop
         return [len(self._ids(text)) + others + self._num_tokens for text in self.asked(obs)]
@@ -89,8 +89,8 @@ class OpenVLAPolicy(TokenVLA):
         return self._prompts[instruction]
 
     def forward(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
-        """Logits [B, L * A, 256] of `images` [B, C, H, W, 3], `token_ids` [B, W] and `proprio` [B, P]."""
-        # an update cuts its batches itself; rollouts and evaluations come with all of their envs
+        """Returns logits [B, L * A, 256] for `images` [B, C, H, W, 3], `token_ids` [B, W] and `proprio` [B, P]."""
+        # an update splits its batches itself; rollouts and evaluations pass those of all their envs
         if not torch.is_grad_enabled() and len(images) > self._config.at_once:
             parts = (tensor.split(self._config.at_once) for tensor in (images, token_ids, proprio))
             return torch.cat([self(*part) for part in zip(*parts, strict=True)])
