@@ -33,7 +33,7 @@ MISTAKES = [
     ("run no.such:TASK", 2, "no/such.py must lie in this folder"),
     ("run drawer_open --algo.batchsize 3", 2, "--algo.batch-size"),
     ("run drawer_open --lerning-rate 3", 2, "did you mean --algo.actor-lr (Learning rate of the actor), or"),
-    ("run push_block --learning-rate 3", 2, "or --algo.lr (First step size of Adam, of the policy), or"),
+    ("run push_block --learning-rate 3", 2, "or --algo.lr (Initial step size of Adam for the policy), or"),
     ("run drawer_open --algo.learning-rate=3", 2, "did you mean --algo.actor-lr (Learning rate of the actor), or"),
     ("run drawer_open --algo.batch-size lots", 2, "invalid literal for int()"),
     ("run drawer_open --algo.batch-size 0", 2, "algo.batch_size must be >= 1, got 0"),

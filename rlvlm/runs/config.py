@@ -124,7 +124,7 @@ class RunConfig(ABC):
     """File with an image of the goal, shown to the judge with every question; a copy is stored in the run's folder.
     Empty: none."""
     steps: int = 20_000
-    """Number of env steps of the run."""
+    """Env steps of the run."""
     seed: int = 0
     """Seed of env, networks, sampling and queries."""
     out: Path | None = None

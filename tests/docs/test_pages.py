@@ -61,5 +61,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2_000:]
     settings = (tmp_path / "site" / "settings" / "ppo.html").read_text()
-    assert "max_reply_tokens" in settings and "A reply is cut after this many tokens" in settings
+    assert "max_reply_tokens" in settings and "Maximum length of a reply" in settings
     assert "load_policy" in (tmp_path / "site" / "api.html").read_text()
