@@ -1,4 +1,4 @@
-"""A run's `config.yaml`: written of a config and read again, files of before kinds and of other people too."""
+"""A run's `config.yaml`: writing and reading, including files from before kinds existed and from other people."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from rlvlm.runs.kinds import KINDS
 from rlvlm.runs.settings import read_settings, to_yaml
 
 _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
-"""What stood first in `config.yaml` as `algorithm` before kinds did: the presets were taken for them."""
+"""Kinds by the `algorithm` that came first in `config.yaml` before kinds existed."""
 
 
 _GONE: Mapping[str, Any] = {
@@ -23,7 +23,7 @@ _GONE: Mapping[str, Any] = {
     "algo.random_hold": 0.5,
     "policy.smolvla.patches": "exact",
 }
-"""Settings of an earlier 0.2 that nothing has any more, with the values at which they did what is done now."""
+"""Removed settings of an earlier 0.2, with the values that equal today's behaviour."""
 _RENAMED = {
     "algo.most_unreadable": "max_invalid_share",
     "algo.least_range": "min_range",
@@ -39,16 +39,16 @@ _RENAMED = {
     "judge.picture_px": "image_px",
     "reward_model.picture_px": "image_px",
 }
-"""Settings of an earlier 0.2 with the last part of their names of today."""
+"""Renamed settings of an earlier 0.2, with the last part of today's names."""
 
 
 def config_text(config: RunConfig) -> str:
-    """The text of `config.yaml`."""
+    """Returns the text of `config.yaml`."""
     return f"kind: {config.kind}\nalgorithm: {config.algorithm}\n{to_yaml(config)}"
 
 
 def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
-    """The config that `config_text` wrote, or one of an earlier 0.2, which named an algorithm and no kind.
+    """Reads a config written by `config_text`, or one of an earlier 0.2, with an algorithm instead of a kind.
 
     Raises:
         UsageError: not YAML, an unknown kind or key, a value of the wrong type, or one that the config refuses.
@@ -77,7 +77,7 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         like = KINDS[kind](task=task if is_known else "")
         if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
             tree["env"] = env = current_settings(env)
-            if is_old:  # before kinds, the settings of all families stood in every file
+            if is_old:  # before kinds, every file contained the settings of all families
                 tree["env"] = own_settings(type(like.env), env)
             elif not is_known:
                 tree["env"] = {name: env[name] for name in env if hasattr(like.env, name)}
@@ -87,10 +87,10 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
 
 
 def _modernise(tree: dict[str, Any], file: str) -> None:
-    """Gives settings their names of today, and leaves out those that are gone and had no effect.
+    """Renames settings to today's names, and drops removed ones that had no effect.
 
     Raises:
-        UsageError: one of them had.
+        UsageError: a removed one had an effect.
     """
     for name, idle in _GONE.items():
         owner, last = _owner(tree, name)
@@ -107,7 +107,7 @@ def _modernise(tree: dict[str, Any], file: str) -> None:
 
 
 def _owner(tree: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, str]:
-    """The section of `tree` that would hold the setting `name`, None where there is none, and its key there."""
+    """Returns the section of `tree` for the setting `name`, None if there is none, and its key there."""
     *sections, last = name.split(".")
     owner: Any = tree
     for section in sections:
@@ -116,8 +116,8 @@ def _owner(tree: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, str]
 
 
 def _is_known(task: str) -> bool:
-    """Whether the class of a task's settings is known here. Somebody's own module is imported for it where that is
-    trusted; where it is not, nothing can be played, and what a report shows lacks the settings that only it has.
+    """Returns whether the class of a task's settings is known here. A user's own module is imported for it if it is
+    trusted; otherwise nothing can be played, and reports lack the settings that only it has.
     """
     if not is_trusted("", foreign_code([task]), {}):
         return False

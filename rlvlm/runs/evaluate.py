@@ -19,26 +19,26 @@ from rlvlm.runs.scores import evaluation_row
 from rlvlm.runs.video import write_videos
 
 _UNDEFINED = "-"
-"""In place of success, where the env has no test of it."""
+"""Replaces success if the env has no test of it."""
 _MOST_SHOWN = 20
-"""With more episodes than this no single one is listed."""
+"""Maximum number of episodes that are listed one by one."""
 
 
 def evaluate_run(
     folder: RunFolder, checkpoint: Checkpoint, episodes: int, with_video: bool, out: Path | None = None
 ) -> int:
-    """Plays episodes with the deterministic policy, and with the players it is compared with, and prints the results.
+    """Plays episodes with the deterministic policy and the players it is compared with, and prints the results.
 
     Args:
-        folder: of the run.
-        checkpoint: of the run, which is played.
-        episodes: >= 1.
+        folder: folder of the run.
+        checkpoint: checkpoint of the run to play.
+        episodes: number of episodes, >= 1.
         with_video: whether each episode is filmed.
-        out: folder of `evaluation.json` and `videos/`; None takes the run's. Where it cannot be written, the figures
-            are printed all the same.
+        out: folder of `evaluation.json` and `videos/`; None takes the run's. If it cannot be written, the figures are
+            still printed.
 
     Raises:
-        ModelUnavailable: the large model beside whose weights an adapter belongs cannot be loaded.
+        ModelUnavailable: the large model to which an adapter belongs cannot be loaded.
         MachineError: `out` cannot be written to.
     """
     console = plain_console(soft_wrap=True)
@@ -64,7 +64,7 @@ def evaluate_run(
     if episodes <= _MOST_SHOWN:
         heads = ("episode", "success at the end", "at any step", "true return", "progress at the end")
         rows = []
-        # where the env does not define success, a `no` would be a claim
+        # if the env does not define success, a `no` would be a false claim
         known = {True: "yes", False: "no"} if players.has_success else dict.fromkeys((True, False), _UNDEFINED)
         for number, episode in enumerate(each, start=1):
             at_end, success = (known[episode[what]] for what in ("success_at_end", "success"))
@@ -80,7 +80,7 @@ def evaluate_run(
         )
     row = evaluation_row(Evaluation(episodes=played, has_success=players.has_success), checkpoint.step, 0.0)
     result = {key: value for key, value in row.items() if value is not None and key != "wall_s"}
-    # the figures were printed by now: a folder that cannot be written to loses no evaluation
+    # the figures are already printed: an unwritable folder loses no evaluation
     out = out or folder.path
     try:
         write_json(out / "evaluation.json", result | {"each": each, "compared": compared})
@@ -95,10 +95,10 @@ def evaluate_run(
 
 
 def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) -> dict[str, float]:
-    """Shares of episodes with their intervals, as many as are distinct, and means; a milestone counts once reached, at
-    any step.
+    """Returns shares of episodes with confidence intervals by the number of distinct ones, and means; a milestone
+    counts once reached, at any step.
     """
-    # an episode that is played again says nothing new, so intervals count the distinct ones
+    # a repeated episode adds no information, so intervals count the distinct ones
     distinct = num_distinct(played)
     counted = {
         "success_at_end": sum(each.ends_in_success for each in played),
@@ -119,9 +119,9 @@ def _measured(played: Sequence[PlayedEpisode], milestones: Mapping[str, float]) 
 def _table_of_players(
     compared: Mapping[str, Mapping[str, float]], milestones: Sequence[str], has_success: bool
 ) -> Table:
-    """Table of the players' results; in brackets a share's 95 % interval, where there are several distinct episodes."""
+    """Returns a table of the players' results, with 95 % intervals of shares if there are several distinct episodes."""
     reached = [f"{name}, %" for name in milestones]
-    # of a reward that is never positive, such as a cost, no return says whether anything was done
+    # if a reward is never positive, such as a cost, no return shows whether anything was achieved
     has_gain = any(figures["above_zero"] or figures["episode_return"] >= 0 for figures in compared.values())
     gain, above = (["return > 0, %"], ["above_zero"]) if has_gain else ([], [])
     heads = ("who", "success at end, %", "at any step, %", *reached, *gain, "return", "length", "distinct")

@@ -1,7 +1,7 @@
-"""A run from Python: trained in this process, its policy ready to act, its learned reward as a function of images.
+"""A run from Python: training in this process, its policy as an object, its learned reward as a function of images.
 
-The public functions of docs/python.md. A loaded policy needs neither Ray nor the judge, and what its `act` returns is
-what the `step` of the run's env takes, so that an episode is one loop.
+These are the public functions of docs/python.md. A loaded policy needs neither Ray nor the judge, and its `act` returns
+what the `step` of the run's env takes, so that an episode is a simple loop.
 """
 
 import asyncio
@@ -45,17 +45,17 @@ logger = logging.getLogger(__name__)
 def train(config: RunConfig) -> RunFolder:
     """Runs `config` to its end, as `python -m rlvlm.run` does, and returns its folder.
 
-    Works in scripts and in notebooks. A notebook's cell lives in a running asyncio loop, where Ray Serve's handles do
-    not answer: there the run gets a thread of its own, which no signal can stop.
+    Works in scripts and in notebooks. A notebook's cell runs in an asyncio loop, where Ray Serve's handles do not
+    answer: there the run gets a thread of its own, which no signal can stop.
 
     Raises:
-        RunError: it cannot start or go on.
+        RunError: it cannot start or continue.
     """
     check_before_run(config)
     folder = create_folder(config, ["rlvlm.train"], datetime.now())
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # there is none
+    except RuntimeError:  # there is no loop
         start_run(folder, config)
         return folder
     # Serve's handles refuse to block inside a running loop
@@ -65,16 +65,16 @@ def train(config: RunConfig) -> RunFolder:
 
 
 def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames], FloatArray]:
-    """The reward that a run has learned, by its newest sound checkpoint: from images [N, H, W, 3] to rewards [N].
+    """Returns the reward learned by a run, from its newest intact checkpoint: images [N, H, W, 3] to rewards [N].
 
     Args:
-        run: what `train` or `find_folder` returned.
-        trust: as of `load_policy`.
+        run: result of `train` or `find_folder`.
+        trust: see `load_policy`.
 
     Raises:
-        UsageError: the run has learned no reward of images, or has no checkpoint yet; or it names code that is not
+        UsageError: the run has learned no reward of images, or has no checkpoint yet; or it refers to code that is not
             trusted.
-        CorruptCheckpoint: no checkpoint is sound.
+        CorruptCheckpoint: all checkpoints are corrupt.
     """
     check_trust([run.path], trust=trust)
     config = run.config()
@@ -102,13 +102,13 @@ def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames],
 
 
 class StepPolicy:
-    """A network that acts in numbers, as SAC trains it."""
+    """A network with numeric actions, as trained by SAC."""
 
     def __init__(self, network: SquashedGaussian) -> None:
         self.network = network
 
     def act(self, obs: FloatArray) -> FloatArray:
-        """The mode of the policy, [A] in [-1, 1], for an observation [D] of the env.
+        """Returns the mode of the policy, [A] in [-1, 1], for an observation [D] of the env.
 
         Raises:
             ValueError: `obs` has another shape.
@@ -126,10 +126,10 @@ class TurnPolicy:
     """A VLM that looks at an image, reads a prompt and answers in text, or by its action head.
 
     Args:
-        model: trained.
-        env: writes the actions of a head as text.
-        max_reply_tokens: a longer reply is cut, as in training.
-        temperature: of sampled replies.
+        model: trained policy.
+        env: converts the actions of a head to text.
+        max_reply_tokens: maximum length of a reply, as in training.
+        temperature: temperature of sampled replies.
     """
 
     def __init__(self, model: ReplyPolicy, env: TurnEnv, max_reply_tokens: int, temperature: float) -> None:
@@ -138,13 +138,13 @@ class TurnPolicy:
         self._max_reply_tokens, self._temperature = max_reply_tokens, temperature
 
     def act(self, image: Frames, prompt: str, *, greedy: bool = True, seed: int = 0) -> str:
-        """The reply, untrusted text that the env's `step` reads.
+        """Returns the reply, untrusted text for the env's `step`.
 
         Args:
-            image: [H, W, 3] uint8, as the env draws it; with `policy.history` k > 1 the last k, [k, H, W, 3].
-            prompt: the user's words of this turn, those that the policy was trained with: `turn.prompt`.
-            greedy: whether the likeliest token is taken each time; else replies are sampled as in training.
-            seed: of the sampling.
+            image: [H, W, 3] uint8, as drawn by the env; with `policy.history` k > 1 the last k, [k, H, W, 3].
+            prompt: user message of this turn, with which the policy was trained: `turn.prompt`.
+            greedy: whether to take the most likely token each time; else replies are sampled as in training.
+            seed: seed of sampling.
 
         Raises:
             ValueError: the image has another shape or type.
@@ -156,7 +156,7 @@ class TurnPolicy:
         if pixels.dtype != np.uint8 or pixels.shape[-1:] != (3,) or (*several, *pixels.shape[-3:]) != pixels.shape:
             wanted = ", ".join(map(str, (*several, "H", "W", 3)))
             raise ValueError(f"image must be [{wanted}] uint8, got {list(pixels.shape)} {pixels.dtype}")
-        # an engine knows images by name; by content, an image that comes again is encoded once
+        # an engine identifies images by key; keyed by content, a repeated image is encoded once
         key = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
         if self._engine.missing([key]):
             self._engine.show([key], pixels[None])
@@ -171,23 +171,23 @@ class ChunkPolicy:
     """A vision-language-action model that acts in chunks.
 
     Args:
-        model: trained.
-        env: of the run; says the shapes of what the model takes and gives.
+        model: trained policy.
+        env: env of the run, which defines the shapes of inputs and outputs.
     """
 
     def __init__(self, model: VLAPolicy, env: ChunkEnv) -> None:
         self.model = model
         self.image_px = model.image_px
-        """Side of the square images that it looks at."""
+        """Side of its square images, pixels."""
         self._env = env
 
     def act(self, images: Frames, instruction: str, proprio: FloatArray) -> FloatArray:
-        """The likeliest chunk, [L, A] in the env's units, for the env's `step`.
+        """Returns the most likely chunk, [L, A] in the env's units, for the env's `step`.
 
         Args:
             images: [C, H, W, 3] uint8, one of each camera of the env, H = W = `image_px`.
             instruction: e.g. `push the red block onto the pad`.
-            proprio: [P] what the robot feels of itself, in the env's units.
+            proprio: [P] proprioception of the robot, in the env's units.
 
         Raises:
             ValueError: an argument has another shape or type.
@@ -210,17 +210,17 @@ class ChunkPolicy:
 
 
 def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPolicy | TurnPolicy | ChunkPolicy:
-    """The policy that a run has trained: that of its best checkpoint, or of the checkpoint that the path lies in.
+    """Loads the policy trained by a run: from its best checkpoint, or from the checkpoint that the path is in.
 
     Args:
-        run: what `train` returned, or the path of a run's folder or of a checkpoint in it.
-        trust: whether code outside of rlvlm that the folder names, such as a task of your own, may be imported; it is
-            remembered, and needed for no run that was made on this machine.
+        run: result of `train`, or the path of a run's folder or of a checkpoint in it.
+        trust: whether to import code outside of rlvlm that the folder refers to, such as a task of your own;
+            remembered, and not needed for runs made on this machine.
 
     Raises:
-        UsageError: there is no run or no checkpoint, or the folder names code and is not trusted.
-        CorruptCheckpoint: the checkpoint that was named is damaged, or all are.
-        ModelUnavailable: the large model beside whose weights an adapter belongs cannot be loaded.
+        UsageError: there is no run or no checkpoint, or the folder refers to untrusted code.
+        CorruptCheckpoint: the named checkpoint is corrupt, or all are.
+        ModelUnavailable: the large model to which an adapter belongs cannot be loaded.
     """
     path = run.path if isinstance(run, RunFolder) else Path(run)
     check_trust([path], trust=trust)

@@ -1,4 +1,4 @@
-"""The one preflight of a run, before Ray starts: whatever would otherwise stop it after it has begun, with the fix."""
+"""The preflight of a run, before Ray starts: detects everything that would otherwise stop it later, with the fix."""
 
 import math
 import os
@@ -23,35 +23,35 @@ from rlvlm.runs.settings import changed_leaves, option_words
 from rlvlm.serving.config import check_environment
 
 CONNECT_S = 5.0
-"""Longest wait for the cluster that RAY_ADDRESS names."""
+"""Maximum wait for the cluster that RAY_ADDRESS names, seconds."""
 _MOST_NAMED = 8
-"""Tasks that a judge knows, in a line that a person reads."""
+"""Maximum number of a judge's tasks listed in a message."""
 
 
 def check_before_run(config: RunConfig) -> None:
-    """Raises what would otherwise stop the run after it has begun; cheap and certain things first.
+    """Raises any error that would otherwise stop the run after it has begun; cheap and certain checks first.
 
     Raises:
-        UsageError: the judge knows nothing of this task, no player can play the wanted demonstrations, a folder or
-            file that settings name is missing or holds something else, the hub does not have a policy's model or cannot
-            be reached, the judge's store is none that can be used, the policy's model does not go with the env, or the
-            algorithm refuses its settings.
+        UsageError: the judge does not know this task, no player can play the wanted demonstrations, a folder or file
+            in the settings is missing or contains something else, the hub does not have a policy's model or cannot be
+            reached, the judge's store is unusable, the policy's model does not match the env, or the algorithm refuses
+            its settings.
         JudgeUnavailable: the judge's weights, key, client or environment are missing.
-        MachineError: no renderer, a GPU is named that is not there or is too small for the policy, the dashboard's port
-            is taken, or nothing answers at RAY_ADDRESS.
+        MachineError: there is no renderer, a named GPU does not exist or is too small for the policy, the dashboard's
+            port is taken, or nothing answers at RAY_ADDRESS.
     """
-    # what a line of code can tell first, what takes seconds after it, and what imports torch last
-    if ":" in config.task:  # whether somebody's own env fits, before what else is wanted of its user
+    # first checks of a line of code, then those that take seconds, then those that import torch
+    if ":" in config.task:  # whether a user's own env fits, before anything else is asked of the user
         make_env(config.task, config.env, config.seed).close()
     if config.reward.asks_judge:
         _check_judge(config)
         _check_goal_image(config)
         if config.judge.is_own and not config.serve.app:
-            from rlvlm.judges.own import load_maker  # numpy is not for those who only ask for help
+            from rlvlm.judges.own import load_maker  # help texts should not wait for numpy
 
             try:
                 load_maker(config.judge.backend)
-            except JudgeUnavailable as error:  # of a word on the command line, and not of a model that is gone
+            except JudgeUnavailable as error:  # caused by a name on the command line, not by a missing model
                 raise UsageError(str(error), error.fix) from error
     cluster_address()
     _check_models(config)
@@ -72,7 +72,7 @@ def check_before_run(config: RunConfig) -> None:
         drawing.result()
     config.check_policy()
     try:
-        with own_gpu(0):  # which one it will be is not known before Ray has started
+        with own_gpu(0):  # the GPU is only chosen once Ray has started
             algorithm_settings(config, make_judge=_no_judge_yet if config.reward.asks_judge else None).validate()
     except ValueError as error:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
@@ -89,11 +89,11 @@ def _check_renderer() -> None:
 
 
 def check_before_play(config: RunConfig) -> None:
-    """Raises what would otherwise stop those who only play a run's policy after they have begun to load it.
+    """Raises any error that would otherwise stop playing a run's policy after it has begun to load.
 
     Raises:
-        UsageError: the policy's model or the adapter beside it is missing, or does not go with the env.
-        MachineError: a GPU is named that is not there.
+        UsageError: the policy's model or its adapter is missing, or does not match the env.
+        MachineError: a named GPU does not exist.
     """
     _check_models(config, "policy.")
     _check_folders(config, "policy.")
@@ -104,19 +104,19 @@ def check_before_play(config: RunConfig) -> None:
 
 
 def _no_judge_yet() -> NoReturn:
-    """Stands for the judge while settings are checked; it is never asked."""
+    """Replaces the judge while settings are checked; it is never asked."""
     raise AssertionError("no judge is asked in a preflight")
 
 
 def _check_env(config: RunConfig) -> None:
-    """Checks that the env is one of ours or can be made, has the expert that demonstrations want, and suits the policy
+    """Checks that the env is built in or can be made, has the expert that demonstrations need, and suits the policy
     from which the run starts.
 
     Raises:
-        UsageError: says which is not so.
+        UsageError: one of these fails; the message says which.
     """
     has_expert = find_task(config.task).has_expert
-    if ":" in config.task:  # an env that is not ours: what does not fit is said now, and by its own words
+    if ":" in config.task:  # a user's own env: its faults are reported now, in its own words
         env = make_env(config.task, config.env, config.seed)
         has_expert = getattr(env, "has_expert", True)
         env.close()
@@ -127,19 +127,19 @@ def _check_env(config: RunConfig) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    """Checks that a learner of the policy, each copy of it that plays, and the judge fit their GPUs or shares of one,
+    """Checks that a learner of the policy, each sampling copy of it, and the judge fit on their GPUs or shares of one,
     by the rule in `memory_plan`.
 
     Raises:
-        MachineError: one does not, with the setting to change.
+        MachineError: one does not; the message has the setting to change.
     """
     policy, algo = config.large_policy, config.algo
     if os.environ.get("RAY_ADDRESS") or not gpu_names():
-        return  # a cluster's GPUs are not seen from here
+        return  # a cluster's GPUs cannot be seen from here
     if config.reward.asks_judge and not config.serve.app:
         _check_judge_share(config)
     if policy is None:
-        return  # without a model of one's own everything is small
+        return  # without a model everything is small
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
     from rlvlm.runs.placement import layout_of, nodes  # ray, as every run needs it
     from rlvlm.vlms import devices
@@ -149,12 +149,12 @@ def _check_memory(config: RunConfig) -> None:
         return
     size, workload = size_of(policy, model_folder(policy)), workload_of(config)
     engine: Any = getattr(config, "engine", None)  # of runs in turns
-    for role in config.roles:  # engine replicas and env runners, which hold weights and what they sample with
+    for role in config.roles:  # engine replicas and env runners, which hold weights and sampling buffers
         if role.learns or role.name == JUDGE_ROLE or not role.gpus:
             continue
         alone = replace(algo, num_envs=-(-algo.num_envs // role.count), rollout_turns=0, num_learners=0, shard=False)
         parts = plan(size, policy, alone, on_gpu=True, workload=replace(workload, is_sampled=True))
-        # at least: images are kept as far as there is room, and vLLM samples with what is left of it
+        # a minimum: images are cached as far as memory allows, and vLLM samples with the rest
         is_vllm = role.is_served and engine.backend == "vllm"
         needed = parts.context + parts.weights + (0 if is_vllm else parts.sampling)
         what = f"{policy.model} in each of {role.name}"
@@ -172,7 +172,7 @@ def _check_memory(config: RunConfig) -> None:
 
 
 def _check_judge_share(config: RunConfig) -> None:
-    """Checks that the weights of a judge in a folder of this machine fit the share of a GPU that it asks for.
+    """Checks that the weights of a judge in a local folder fit its share of a GPU.
 
     Raises:
         MachineError: they do not.
@@ -192,14 +192,14 @@ def _check_judge_share(config: RunConfig) -> None:
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-    # at least: what it computes with comes beside the weights
+    # a minimum: buffers come in addition to the weights
     each = 0.5 if judge.quantization == "nf4" else 4 if judge.dtype == "float32" else 2
     needed = each * count / max(1, judge.engine.tensor_parallel)
     _check_share(f"the judge {judge.model}", "--serve.num-gpus", config.serve.num_gpus, needed, gpu_bytes)
 
 
 def _check_share(what: str, setting: str, share: float, needed: float, gpu_bytes: int) -> None:
-    """Raises MachineError where a process on `share` of a GPU cannot have the `needed` bytes."""
+    """Raises MachineError if a process on `share` of a GPU cannot have the `needed` bytes."""
     limit = gpu_bytes * min(1.0, share)
     if not share or needed <= limit:
         return
@@ -213,7 +213,7 @@ def _check_share(what: str, setting: str, share: float, needed: float, gpu_bytes
 
 
 def cluster_address() -> str:
-    """The cluster that RAY_ADDRESS names, as HOST:PORT, once it was reached; empty where there is none.
+    """Returns the cluster that RAY_ADDRESS names, as HOST:PORT, after reaching it; empty if there is none.
 
     Raises:
         UsageError: RAY_ADDRESS is an address of another kind.
@@ -230,7 +230,7 @@ def cluster_address() -> str:
         fix = f"log in to the cluster and run there, or use `ray job submit`; or {unset}"
         raise UsageError(f"RAY_ADDRESS={address} is for Ray Client, which RLlib's algorithms cannot use", fix)
     if address == "auto":
-        from ray._private.services import find_gcs_addresses  # seconds, for those alone who ask for it
+        from ray._private.services import find_gcs_addresses  # takes seconds, so only for those who use it
 
         found = sorted(find_gcs_addresses())
         if not found:
@@ -240,7 +240,7 @@ def cluster_address() -> str:
     if not host or not port.isdigit():
         raise UsageError(f"RAY_ADDRESS={address} is not of the form HOST:PORT", f"HOST:6379, or {unset}")
     try:
-        # a few seconds: Ray itself would wait for minutes for a cluster that is gone
+        # a few seconds: Ray itself would wait minutes for a dead cluster
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
         what = f"no Ray answers at RAY_ADDRESS={address}: {first_line(error)}"
@@ -249,21 +249,21 @@ def cluster_address() -> str:
 
 
 def check_network(section: str, device: str, model: str, revision: str) -> None:
-    """Checks that the device is there, and the model on this machine or on the hub.
+    """Checks that the device exists, and that the model is on this machine or on the hub.
 
     Raises:
-        UsageError: the model is not.
-        MachineError: the device is not.
+        UsageError: there is no such model.
+        MachineError: there is no such device.
     """
     if device not in ("auto", "cpu"):
-        from rlvlm.vlms.devices import pick_device  # torch is for those alone who name a GPU
+        from rlvlm.vlms.devices import pick_device  # torch is only for those who name a GPU
 
         try:
             pick_device(device, section)
         except ModelUnavailable as error:
             raise MachineError(str(error), error.fix) from error
     if model and not Path(model).expanduser().is_dir():
-        from rlvlm.vlms.files import fetched  # and this for those who name a model of the hub
+        from rlvlm.vlms.files import fetched  # and this for those who name a hub model
 
         try:
             fetched(model, revision, ("config.json",), section)
@@ -279,13 +279,13 @@ def _check_judge(config: RunConfig) -> None:
             f'say it in a few words: python -m rlvlm.run {config.task} --goal "reach the flag on the hill"',
         )
     if config.judge.store:
-        from rlvlm.labels.store import LabelStore  # numpy is not for those who only ask for help
+        from rlvlm.labels.store import LabelStore  # help texts should not wait for numpy
 
         LabelStore(Path(config.judge.store).expanduser())
-    if config.serve.app or config.judge.is_human:  # the first says itself what it is; people need no machine
+    if config.serve.app or config.judge.is_human:  # the app reports what it is; people need no machine
         return
     check_judge_knows(config)
-    # a single word is one of the pocket judges or a mistake; the hub's names have a slash
+    # a single word is one of the pocket judges or a mistake; hub names contain a slash
     is_name = bool(model) and "/" not in model
     if config.judge.ships_weights and is_name and not (shipped_folder(model) or Path(model).is_dir()):
         raise UsageError(
@@ -300,33 +300,33 @@ def _check_judge(config: RunConfig) -> None:
     if config.judge.ships_weights and not (model or weights_folder().is_dir()):
         raise JudgeUnavailable(f"the pocket judge's weights are not in {weights_folder()}", POCKET_FIX)
     if config.judge.is_remote:
-        from rlvlm.judges.build import build_judge, check_reachable  # only this asks for the provider's client
+        from rlvlm.judges.build import build_judge, check_reachable  # only this needs the provider's client
 
-        build_judge(config.judge)  # its client and its key; nothing is sent
-        if not os.environ.get("RAY_ADDRESS"):  # else a replica may reach what this machine does not
+        build_judge(config.judge)  # makes its client and reads its key; nothing is sent
+        if not os.environ.get("RAY_ADDRESS"):  # otherwise a replica may reach what this machine does not
             check_reachable(config.judge)
-    elif not os.environ.get("RAY_ADDRESS"):  # else a replica may be on another machine than this one
+    elif not os.environ.get("RAY_ADDRESS"):  # otherwise a replica may be on another machine
         _check_judge_fits(config)
 
 
 def _check_goal_image(config: RunConfig) -> None:
-    """Raises UsageError where the image of the goal cannot be read, or the judge cannot be shown one."""
+    """Raises UsageError if the goal image cannot be read, or the judge cannot use one."""
     if config.goal_file is None:
         return
-    from rlvlm.judges.build import check_goal_image  # numpy is not for those who only ask for help
+    from rlvlm.judges.build import check_goal_image  # help texts should not wait for numpy
     from rlvlm.judges.goal_image import read_goal_image
 
     read_goal_image(config.goal_file, config.judge.image_px)
-    if not config.serve.app:  # says itself what it is
+    if not config.serve.app:  # the app reports what it is
         check_goal_image(config.judge.backend, config.judge.model, "" if config.compares else config.judge.score)
 
 
 def _check_judge_fits(config: RunConfig) -> None:
-    """Checks that this machine has the GPUs and the environment that the judge's replicas want.
+    """Checks that this machine has the GPUs and the environment that the judge's replicas need.
 
     Raises:
         JudgeUnavailable: vLLM's environment is missing.
-        UsageError: the judge is to be spread over more GPUs than its replica gets.
+        UsageError: the judge needs more GPUs than its replica gets.
         MachineError: a GPU is missing.
     """
     check_environment(config.judge, config.serve)
@@ -339,10 +339,10 @@ def _check_judge_fits(config: RunConfig) -> None:
 
 
 def check_judge_knows(config: RunConfig) -> None:
-    """Checks that the judge is a general model, was trained on the run's task, or may be asked all the same.
+    """Checks that the judge is a general model, was trained on the run's task, or is explicitly allowed.
 
     Raises:
-        UsageError: it knows other tasks alone.
+        UsageError: it only knows other tasks.
     """
     known = config.judge_knows()
     if known and config.task not in known and config.judge.untrained == "refuse":
@@ -355,11 +355,11 @@ def check_judge_knows(config: RunConfig) -> None:
 
 
 def _check_models(config: RunConfig, prefix: str = "") -> None:
-    """Checks that every folder of a model that a setting of that prefix names is there and holds one; others are names
+    """Checks that every model folder named by a setting with that prefix exists and contains a model; other names are
     of the hub or of pocket models.
 
     Raises:
-        UsageError: says which does not.
+        UsageError: one does not; the message names it.
     """
     named = {setting: name for setting, name in config.models().items() if setting.startswith(prefix)}
     for setting, name in named.items():
@@ -375,10 +375,10 @@ def _check_models(config: RunConfig, prefix: str = "") -> None:
 
 
 def _check_folders(config: RunConfig, prefix: str = "") -> None:
-    """Checks that every other folder that settings of that prefix name is there and holds what it should.
+    """Checks that every other folder named by settings with that prefix exists and has the required content.
 
     Raises:
-        UsageError: says which does not.
+        UsageError: one does not; the message names it.
     """
     named = {setting: folder for setting, folder in config.folders().items() if setting.startswith(prefix)}
     for setting, (path, holds) in named.items():
@@ -390,11 +390,11 @@ def _check_folders(config: RunConfig, prefix: str = "") -> None:
 
 
 def _check_objects(config: RunConfig) -> None:
-    """Checks that a measured judge's table, and all that settings name by `module:NAME`, can be read, and that the env
-    can draw what judges are to see.
+    """Checks that a measured judge's table, and all objects named by `module:NAME`, can be loaded, and that the env can
+    draw what judges need to see.
 
     Raises:
-        UsageError: says which cannot.
+        UsageError: one cannot; the message names it.
     """
     if config.track.bench:
         from rlvlm.judge_bench.rows import read_row
@@ -402,11 +402,11 @@ def _check_objects(config: RunConfig) -> None:
         read_row(Path(config.track.bench).expanduser())
     config.check_objects()
     if config.env.draw_path:
-        make_env(config.task, config.judge_env, config.seed).close()  # which refuses where it knows of no hand
+        make_env(config.task, config.judge_env, config.seed).close()  # raises if the env knows no hand
 
 
 def port_is_free(port: int) -> bool:
-    """Whether this process could listen on a loopback port."""
+    """Returns whether this process could listen on a loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -417,18 +417,18 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
+    """Returns a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def bench_command(config: RunConfig) -> str:
-    """The command that measures a run's judge at length, asked as the run asks it."""
+    """Returns the command that benchmarks a run's judge, asked as in the run."""
     words = ["rlvlm", "judge-bench", config.task]
     words += ["--goal-image", str(config.goal_file)] if config.goal_file else []
     words += ["--draw-path"] if config.env.draw_path else []
-    if config.serve.app:  # its settings are known to the process that started it
+    if config.serve.app:  # its settings are only known to the process that started it
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
     changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})
     words += option_words({name: value for name, (_, value) in changed.items()})

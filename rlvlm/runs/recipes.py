@@ -1,6 +1,6 @@
-"""One complete, tuned configuration per task: the recipe decides which algorithm learns it.
+"""A complete, tuned configuration per task; the recipe decides which algorithm is used.
 
-docs/results.md (states), docs/policies.md (turns) and docs/vla.md (chunks) have their runs.
+Their runs are in docs/results.md (states), docs/policies.md (turns) and docs/vla.md (chunks).
 """
 
 import importlib
@@ -32,12 +32,12 @@ from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
 
 
 def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
-    """The configuration a task starts from: ours, its family's, its own, or the general defaults with its name.
+    """Returns a task's default configuration: our recipe, its family's, its own, or the general defaults.
 
     Args:
-        task: any name of it.
-        has_checkpoint: whether a VLA that comes trained (`policy.model`) will act: what our recipes have tuned for the
-            pocket VLA does not become it.
+        task: any name of the task.
+        has_checkpoint: whether a pretrained VLA (`policy.model`) will act, for which the settings tuned for the pocket
+            VLA are unsuitable.
 
     Raises:
         UsageError: there is no such task; the message names the nearest.
@@ -54,12 +54,12 @@ def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
 
 
 def general(task: str) -> RunConfig:
-    """Any other task: one of your own, or of Gymnasium's (docs/own_env.md). Not tuned for it.
+    """Returns untuned defaults for any other task: your own, or one of Gymnasium's (docs/own_env.md).
 
-    In steps the reward is learned from states, where the paper's is learned from images: what the images show is in the
-    state, and a state tells near from nearer with far fewer labels. There are four times as many labels as in our own
-    tasks and hardly more gradient steps: fitted for longer, held-out pairs are ordered worse (docs/experiments/).
-    Networks scale states and the reward's level, since the units of the one are unknown and the other is not chosen.
+    In steps the reward is learned from states rather than from images as in the paper: the state contains what images
+    show, and needs far fewer labels to tell near from nearer. There are four times as many labels as in our own tasks
+    and hardly more gradient steps: with a longer fit, held-out pairs are ordered worse (docs/experiments/). Networks
+    scale states and the reward's level, because the former have unknown units and the latter is arbitrary.
     """
     env = task_env(task)
     if (kind := find_task(task).kind) == "turns":
@@ -78,16 +78,16 @@ def general(task: str) -> RunConfig:
 
 
 def paper(task: str) -> RunConfig:
-    """The defaults, which are the paper's set-up: hidden robot, fixed start near what is to be moved, 250 steps."""
+    """Returns the defaults, which are the paper's set-up: hidden robot, fixed start near the object, 250 steps."""
     return StepsRun(task=task, env=task_env(task))
 
 
 def sweep_into() -> RunConfig:
-    """MetaWorld sweep-into in the paper's set-up: hidden robot, fixed start behind the cube, 250-step episodes.
+    """Returns MetaWorld sweep-into in the paper's set-up: hidden robot, fixed start behind the cube, 250 steps.
 
-    It needs the networks of 256: with 2x128 SAC on the true reward learns nothing that stays. Whether the hand touches
-    the cube is decided by centimetres, which networks see once states are scaled. Queries are about the last 5,000
-    steps: of all there were, most show the cube where it started, and few tell its places near the hole apart.
+    It needs networks of 256 units: with 2x128 SAC on the true reward learns nothing that lasts. Centimetres decide
+    whether the hand touches the cube, which networks only see once states are scaled. Queries are about the last 5,000
+    steps: most of all earlier ones show the cube at its start, and few distinguish its positions near the hole.
     """
     return StepsRun(
         task="sweep_into",
@@ -97,7 +97,7 @@ def sweep_into() -> RunConfig:
 
 
 def cartpole() -> RunConfig:
-    """The continuous cart and pole, 100 steps an episode as in the paper."""
+    """Returns the continuous cart and pole, with 100 steps per episode as in the paper."""
     return StepsRun(
         task="cartpole",
         steps=10_000,
@@ -107,11 +107,11 @@ def cartpole() -> RunConfig:
 
 
 def straighten_rope() -> RunConfig:
-    """A crumpled rope, held by both ends, 40 steps an episode as in the paper.
+    """Returns a crumpled rope, held by both ends, with 40 steps per episode as in the paper.
 
-    Sessions are larger and closer together than elsewhere, since a tangled rope is hard to read: of random pairs of an
-    oracle, with 200 the image reward ordered 69 % of those held out, with 2,000 it ordered 80 %, and the larger step
-    size adds two.
+    Sessions are larger and more frequent than elsewhere, because a tangled rope is hard to judge: from random pairs
+    labelled by an oracle, the image reward ordered 69 % of held-out pairs right with 200 pairs and 80 % with 2,000; the
+    larger step size adds two.
     """
     return StepsRun(
         task="straighten_rope",
@@ -124,9 +124,9 @@ def straighten_rope() -> RunConfig:
 
 
 def pass_water() -> RunConfig:
-    """A cup of water that is brought to a red disc, 75 steps an episode as in the paper.
+    """Returns a cup of water that is moved to a red disc, with 75 steps per episode as in the paper.
 
-    With half as many queries and the usual step size an oracle's comparisons brought a return of -70; with these, -32.
+    With half as many queries and the usual step size an oracle's comparisons led to a return of -70; with these, -32.
     """
     return StepsRun(
         task="pass_water",
@@ -139,7 +139,7 @@ def pass_water() -> RunConfig:
 
 
 def fold_cloth() -> RunConfig:
-    """A cloth that is folded along its diagonal; an episode is a single fold, as in the paper.
+    """Returns a cloth that is folded along its diagonal; an episode is a single fold, as in the paper.
 
     There is no exploration by novelty, because all states are the same, and queries are drawn from the folds since the
     last session.
@@ -156,19 +156,19 @@ def fold_cloth() -> RunConfig:
 
 
 def stock(task: str) -> RunConfig:
-    """Any task of MetaWorld or SoftGym as it comes, not tuned. MetaWorld's robot is shown: it starts far away, and in
-    some tasks it is judged.
+    """Returns any stock task of MetaWorld or SoftGym, not tuned. MetaWorld's robot is visible: it starts far away, and
+    in some tasks it is what is judged.
     """
     return StepsRun(task=task, steps=100_000, env=task_env(task))
 
 
 def number_line() -> RunConfig:
-    """gym-cards NumberLine. The start is kept short and noisy, so that what PPO adds can be seen."""
+    """Returns gym-cards NumberLine, with a short and noisy start, so that the effect of PPO is visible."""
     return _turns("number_line", steps=10_240)
 
 
 def ez_points() -> RunConfig:
-    """gym-cards EZPoints: 12 from two cards. The start is noisy, so that what PPO adds can be seen."""
+    """Returns gym-cards EZPoints, 12 from two cards, with a noisy start, so that the effect of PPO is visible."""
     return _turns(
         "ez_points", steps=12_288, gamma=0.95, reward_scale=0.1, min_lr_ratio=0.05,
         sft=ReplySFTConfig(turns=1_000, p_wrong=0.3, updates=200),
@@ -176,12 +176,12 @@ def ez_points() -> RunConfig:
 
 
 def blackjack() -> RunConfig:
-    """gym-cards Blackjack, from demonstrations of basic strategy without mistakes."""
+    """Returns gym-cards Blackjack, with flawless demonstrations of basic strategy."""
     return _turns("blackjack", steps=10_240, sft=ReplySFTConfig(turns=6_000, updates=400))
 
 
 def points24() -> RunConfig:
-    """gym-cards Points24: 24 from four cards; evaluated on unseen hands.
+    """Returns gym-cards Points24, 24 from four cards, evaluated on unseen hands.
 
     The expert's thought is a search of up to 620 tokens, which takes many demonstrations to learn.
     """
@@ -194,8 +194,8 @@ def points24() -> RunConfig:
 
 
 def empty_random_6x6() -> RunConfig:
-    """MiniGrid's empty room with a start anywhere. The start is short and noisy and episodes end after some four times
-    the expert's turns, so that what PPO adds can be seen: with the env's 144 turns even chance succeeds.
+    """Returns MiniGrid's empty room with a start anywhere. The start is short and noisy and episodes end after about
+    four times the expert's turns, so that the effect of PPO is visible: in the env's 144 turns even chance succeeds.
     """
     return _turns(
         "empty_random_6x6", steps=6_144, gamma=0.97, min_lr_ratio=0.05,
@@ -205,11 +205,11 @@ def empty_random_6x6() -> RunConfig:
 
 
 def doorkey(task: str, episode_steps: int, turns: int, updates: int) -> RunConfig:
-    """MiniGrid's key, door and goal; evaluated on layouts that were never met, in a bit more than three times the
-    expert's turns. Larger rooms take more demonstrations, and more steps to learn them.
+    """Returns MiniGrid's key, door and goal, evaluated on unseen layouts within a bit more than three times the
+    expert's turns. Larger rooms need more demonstrations, and more steps to learn them.
 
-    A greedy policy that is wrong in one state stays there. So the expert is perturbed, that many states be shown, and
-    the prompt has the last action and whether it changed anything.
+    A greedy policy that is wrong in one state stays there. So the expert is perturbed, to show many states, and the
+    prompt contains the last action and whether it changed anything.
     """
     return _turns(
         task, steps=4_096, gamma=0.97, min_lr_ratio=0.05,
@@ -219,11 +219,11 @@ def doorkey(task: str, episode_steps: int, turns: int, updates: int) -> RunConfi
 
 
 def pick_place_can() -> RunConfig:
-    """The robot arm with the can, by an action head.
+    """Returns the robot arm with the can, with an action head.
 
-    The wrist does not see every can from the start, so there is a second view, and the prompt says where the hand is.
-    The pocket policy's eyes know no robots: they learn in the supervised start, from what the expert says of the image
-    more than from what it does, and stay as they are in PPO.
+    At the start the wrist camera misses some cans, so there is a second view, and the prompt states the hand's
+    position. The pocket policy's vision encoder has never seen robots: it is trained in the supervised start, more by
+    the expert's description of the image than by its actions, and frozen in PPO.
     """
     steps = 15_360
     base = _turns(
@@ -257,7 +257,7 @@ def _turns(
     env: Any = None,
     min_lr_ratio: float = 0.02,
 ) -> TurnsRun:
-    """A task in turns: what its env and its length ask for is given, all else is alike."""
+    """Returns a task in turns from its own settings; all others are common defaults."""
     return TurnsRun(
         task=task,
         steps=steps,
@@ -277,7 +277,7 @@ def _turns(
 
 
 def push_block() -> RunConfig:
-    """The tiny env in chunks, from a start that succeeds in about half of all episodes."""
+    """Returns the tiny env in chunks, from a start that succeeds in about half of all episodes."""
     return ChunksRun(
         task="push_block",
         steps=6_000_000,
@@ -292,10 +292,10 @@ def push_block() -> RunConfig:
 
 
 def libero(task: str) -> ChunksRun:
-    """One task of LIBERO, its things moved by up to 2 cm so that the policy must look.
+    """Returns one task of LIBERO, with things moved by up to 2 cm so that the policy must look.
 
-    Four fifths of the usual time limit: failures cost less, and there is time to try again, as demonstrations show that
-    go astray now and then.
+    The time limit is four fifths of the usual: failures cost less, and there is still time to try again, as
+    demonstrations with occasional perturbations show.
     """
     env = task_env(task)
     judge, reward = _judged(task)
@@ -328,7 +328,7 @@ def libero(task: str) -> ChunksRun:
 
 
 def libero_suite(suite: str) -> RunConfig:
-    """One policy for all tasks of a suite: as for one task, with more demonstrations and a longer SFT."""
+    """Returns one policy for all tasks of a suite: as for one task, with more demonstrations and a longer SFT."""
     single, num_tasks = libero(f"{suite}/0"), len(SUITES[suite])
     judge, reward = _judged(suite)
     return replace(
@@ -344,11 +344,11 @@ def libero_suite(suite: str) -> RunConfig:
 
 
 def of_checkpoint(pocket: RunConfig) -> RunConfig:
-    """The same task as its benchmark has it, for a VLA that comes trained: nothing is moved, physics are exact, and
-    GRPO's settings are those published for OpenVLA-OFT, where the pocket VLA's would ruin it.
+    """Returns the same task as in its benchmark, for a pretrained VLA: nothing is moved, physics are exact, and GRPO's
+    settings are those published for OpenVLA-OFT; the pocket VLA's would ruin it.
 
     Source: RLinf's and SimpleVLA-RL's LIBERO configs: temperature 1.6, groups of 8, no bound on the divergence; RLinf's
-    step size for LoRA. Departure: 8 groups for 64, which is what one GPU plays in a bearable time.
+    step size for LoRA. Departure: 8 groups instead of 64, which a single GPU plays in reasonable time.
     """
     return replace(
         pocket,
@@ -358,7 +358,7 @@ def of_checkpoint(pocket: RunConfig) -> RunConfig:
 
 
 def _judged(task: str) -> tuple[JudgeConfig, ChunkRewardConfig]:
-    """The judge of a task or a suite, if it has one, and what it is shown: the pocket video judge knows some."""
+    """Returns the judge of a task or a suite, if the pocket video judge knows it, and the images it is shown."""
     if task in known_tasks("video"):
         shown = ChunkRewardConfig(num_frames=VIDEO_NUM_FRAMES, frame_px=VIDEO_FRAME_PX)
         return JudgeConfig(model="video", score="success"), shown
@@ -376,10 +376,10 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "push_block": push_block,
     **{suite: partial(libero_suite, suite) for suite in SUITES},
 }
-"""By task."""
+"""Recipes by task."""
 FAMILY_RECIPES: dict[str, Callable[[str], RunConfig]] = {
     **dict.fromkeys(("metaworld", "softgym"), stock),
     "minigrid": general,
     **dict.fromkeys(SUITES, libero),
 }
-"""For tasks named FAMILY/NAME, called with the task."""
+"""Recipes for tasks named FAMILY/NAME, called with the task."""

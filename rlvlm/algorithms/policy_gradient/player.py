@@ -1,4 +1,4 @@
-"""Whole episodes of a token policy for evaluations and `rlvlm eval`, and how a checkpoint holds it."""
+"""Whole episodes of a policy for evaluations and `rlvlm eval`, and the policy's part of a checkpoint."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,21 +29,21 @@ VLM_KIND, VLA_KIND = "vlm", "vla"
 """Kinds of the policy's file in a checkpoint."""
 _PLAYABLE = "policy that can be played"
 _TRIES = 5
-"""Attempts at episodes that are lost with their env."""
+"""Attempts at episodes that were lost with their env."""
 Roll = Callable[[Sequence[int], bool], list[TokenEpisode]]
-"""Whole episodes from given seeds, in their order; greedy or sampled."""
+"""Function from seeds to whole episodes in their order; greedy or sampled."""
 PlayHeldOut = Callable[[NDArray[np.int64], bool], list[TokenEpisode]]
-"""What `play_held_out` gives for initial states [N], greedy or sampled; fewer where some were lost."""
+"""Function like `play_held_out` for initial states [N], greedy or sampled; returns fewer if some were lost."""
 
 
 class TokenPlayer:
-    """Plays a policy in envs of its own; training does not notice.
+    """Plays a policy in envs of its own, without effect on training.
 
     Args:
-        roll: plays.
-        greedy: the likeliest token each time.
-        first_sampled_seed: where sampled evaluations start.
-        milestones: of the env, by name, see `TurnEnv`.
+        roll: plays the episodes.
+        greedy: whether to take the most likely token each time.
+        first_sampled_seed: first seed of sampled evaluations.
+        milestones: milestones of the env, by name, see `TurnEnv`.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class TokenPlayer:
         self._first_sampled_seed, self._milestones = first_sampled_seed, milestones
 
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
-        """An episode from a reset with each seed; where greedy ones would repeat, fewer."""
+        """Plays an episode from each seed; fewer if greedy ones would repeat."""
         return [as_played(episode) for episode in self.roll(seeds, self._greedy)]
 
     def evaluate(self, num_episodes: int) -> tuple[Evaluation, list[TokenEpisode]]:
-        """As many episodes greedy as sampled, each kind from its own fixed seeds; and the greedy ones themselves.
+        """Evaluates as many greedy episodes as sampled ones, from fixed seeds; also returns the greedy ones.
 
         Args:
-            num_episodes: of each kind, >= 1.
+            num_episodes: number of each kind, >= 1.
         """
-        # the same seeds every time: evaluations of a run, and of runs with each other, differ by the policy alone
+        # the same seeds every time: evaluations, within a run or between runs, differ by the policy alone
         greedy = self.roll(range(FIRST_SEED, FIRST_SEED + num_episodes), True)
         first = self._first_sampled_seed
         sampled = self.roll(range(first, first + num_episodes), False)
@@ -92,7 +92,7 @@ def turn_player(
     greedy: bool = True,
     milestones: Mapping[str, float] = MappingProxyType({}),
 ) -> TokenPlayer:
-    """Plays envs that are talked to, `num_slots` at once; sampled evaluations share no seed with greedy ones."""
+    """Makes a player of envs in turns, `num_slots` at once; sampled evaluations share no seed with greedy ones."""
 
     def roll(seeds: Sequence[int], is_greedy: bool) -> list[TokenEpisode]:
         return play_turns(actor, make_slot, seeds, num_slots, is_greedy)
@@ -101,10 +101,9 @@ def turn_player(
 
 
 def chunk_player(sampler: ChunkSampler, greedy: bool = True, play: PlayHeldOut | None = None) -> TokenPlayer:
-    """Plays envs in chunks side by side, in this process or by `play`; a seed is the number of an initial state.
+    """Makes a player of envs in chunks, in this process or by `play`; a seed is the number of an initial state.
 
-    Greedy episodes from one state are all the same: where seeds, which follow one another, come back to the first
-    state, there are no more.
+    Greedy episodes from the same state are equal: once consecutive seeds return to the first state, no more are played.
     """
 
     def roll(seeds: Sequence[int], is_greedy: bool) -> list[TokenEpisode]:
@@ -124,12 +123,12 @@ def chunk_player(sampler: ChunkSampler, greedy: bool = True, play: PlayHeldOut |
 
 
 def script_player(script: Demonstrator, slot: EnvSlot) -> TokenPlayer:
-    """Plays a script in `slot`, such as the env's expert, for comparison with policies."""
+    """Makes a player of a script in `slot`, such as the env's expert, for comparison with policies."""
     return TokenPlayer(lambda seeds, _: [slot.episode() for slot in play([slot], seeds, acting(script))])
 
 
 def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode]) -> dict[str, float]:
-    """Figures of policies that write."""
+    """Returns metrics of policies with replies."""
     strict, sampled_strict = ([is_strict_success(episode) for episode in played] for played in (greedy, sampled))
     low, high = wilson_interval(sum(strict), len(strict))
     sampled_low, sampled_high = wilson_interval(sum(sampled_strict), len(sampled_strict))
@@ -149,7 +148,7 @@ def _of_replies(greedy: Sequence[TokenEpisode], sampled: Sequence[TokenEpisode])
 
 
 def as_played(episode: TokenEpisode) -> PlayedEpisode:
-    """An episode in env steps, as every pipeline's pages take it; the captions are the replies, or the instruction."""
+    """Returns an episode in env steps for all pages; the captions are the replies, or the instruction."""
     steps = len(episode.env_rewards)
     captions = tuple(reply.text for reply in episode.replies) or episode.goals[:1] * steps
     return PlayedEpisode(
@@ -163,13 +162,13 @@ def as_played(episode: TokenEpisode) -> PlayedEpisode:
 
 
 def is_strict_success(episode: TokenEpisode) -> bool:
-    """Whether the episode's return is above 0: RL4VLM's test, which in some tasks one wrong turn fails."""
+    """Returns whether the episode's return is above 0: RL4VLM's test, which in some tasks one wrong turn fails."""
     return float(episode.env_rewards.sum(dtype=np.float64)) > 0
 
 
 def stands_still(episode: TokenEpisode) -> bool:
-    """Whether a greedy episode was cut while nothing moved: image and words of its last turn were those of the turn
-    before. Such a policy does the same for ever, be it an action that changes nothing or a reply that cannot be read.
+    """Returns whether a greedy episode ended stuck: image and text of its last turn equal those of the turn before.
+    Such a policy repeats itself for ever, with an action that changes nothing or an unreadable reply.
     """
     if episode.terminated or len(episode) < 2:
         return False
@@ -179,23 +178,23 @@ def stands_still(episode: TokenEpisode) -> bool:
 
 
 def share(truths: Iterable[bool]) -> float:
-    """Share of those that are true; 0 of none."""
+    """Returns the share of true values; 0 if there are none."""
     listed = list(truths)
     return float(np.mean(listed)) if listed else 0.0
 
 
 def policy_file(policy: Any) -> PolicyFile:
-    """Content of a policy's checkpoint: the weights that learn and, for a VLA, its config and its scale."""
+    """Returns the policy's part of a checkpoint: trained weights and, for a VLA, its config and its scale."""
     weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
     meta = policy.meta()
     return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, meta=meta)
 
 
 def load_vlm(policy: ReplyPolicy, folder: Path) -> None:
-    """Gives `policy` what was trained by the time of the checkpoint in `folder`; what was not, it brings itself.
+    """Loads the trained weights in the checkpoint in `folder` into `policy`, which has the others itself.
 
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        CorruptCheckpoint: a file is missing, has changed since it was written, or contains another kind of policy.
     """
     file = load_policy_file(folder, VLM_KIND)
     with corrupt_if_unreadable(folder, _PLAYABLE, "use a checkpoint of this run, with its own config"):
@@ -203,10 +202,10 @@ def load_vlm(policy: ReplyPolicy, folder: Path) -> None:
 
 
 def load_start(policy: Any, folder: Path) -> bool:
-    """Gives `policy` the weights that learning started from, as the checkpoint in `folder` has them; False without any.
+    """Loads the weights from which learning started, from the checkpoint in `folder`; returns False if it has none.
 
     Raises:
-        CorruptCheckpoint: a file is missing or differs from what was written.
+        CorruptCheckpoint: a file is missing or has changed since it was written.
     """
     start = load_tree(folder)["learner"]["start"]
     if start:
@@ -218,10 +217,10 @@ def load_start(policy: Any, folder: Path) -> bool:
 
 
 def load_vla(folder: Path, env: ChunkEnv) -> VLAPolicy:
-    """The policy of the checkpoint in `folder`.
+    """Loads the policy of the checkpoint in `folder`.
 
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
+        CorruptCheckpoint: a file is missing, has changed since it was written, or contains another kind of policy.
         ModelUnavailable: the checkpoint is of an adapter, and the model that it belongs to cannot be loaded.
     """
     file = load_policy_file(folder, VLA_KIND)
@@ -232,11 +231,11 @@ def load_vla(folder: Path, env: ChunkEnv) -> VLAPolicy:
 
 
 def take_vla(folder: Path, policy: VLAPolicy) -> None:
-    """Gives `policy` the weights of the checkpoint in `folder`, and its statistics.
+    """Loads the weights and statistics of the checkpoint in `folder` into `policy`.
 
     Raises:
-        CorruptCheckpoint: a file is missing, differs from what was written, or holds another kind of policy.
-        UsageError: its policy was built by other settings, or for an env of another shape.
+        CorruptCheckpoint: a file is missing, has changed since it was written, or contains another kind of policy.
+        UsageError: its policy was built with other settings, or for an env of another shape.
     """
     file = load_policy_file(folder, VLA_KIND)
     with corrupt_if_unreadable(folder, _PLAYABLE):
@@ -244,7 +243,7 @@ def take_vla(folder: Path, policy: VLAPolicy) -> None:
     if odd := {name: value for name, value in before.items() if wanted.get(name) != value}:
         names = ", ".join(f"{name} {value}" for name, value in odd.items())
         raise UsageError(f"the policy of {folder.parent} was built with {names}", "give this run the same")
-    # compared here, so that the message can name one weight and say what to do
+    # compared here, so that the message can name a weight and the fix
     shapes = {name: tuple(value.shape) for name, value in policy.trained_state().items()}
     found = {name: tuple(value.shape) for name, value in file.weights.items()}
     if other := sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name)):

@@ -1,4 +1,4 @@
-"""Slots whose episodes are learned from: an episode played in one, in words or in chunks, becomes a `TokenEpisode`."""
+"""Slots whose episodes are learned from: an episode played in one, in turns or chunks, becomes a `TokenEpisode`."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,13 +16,13 @@ from rlvlm.envs.registry import make_env
 
 
 class TokenSlot(Slot):
-    """A slot that gives its episode as it is learned from, whole or in pieces: a piece is what was played since `begin`
-    or `begin_piece`. What is seen in it are `Observations` of one moment.
+    """A slot that returns its episode in the form for learning, whole or in pieces: a piece was played since `begin` or
+    `begin_piece`. Its observations are `Observations` of one moment.
 
     Args:
-        env: played by this slot alone.
-        task: its name, for the episodes.
-        index: of the slot among those side by side.
+        env: env played by this slot alone.
+        task: name of the task, for the episodes.
+        index: index of the slot among those side by side.
     """
 
     def __init__(self, env: Any, task: str, index: int = 0) -> None:
@@ -30,42 +30,42 @@ class TokenSlot(Slot):
         self._task = task
 
     def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
-        """A new episode, which the env has begun with `obs` and `info`."""
+        """Starts a new episode, for which the env returned `obs` and `info`."""
         super().open(start, obs, info)
         self.begin_piece()
 
     def begin_piece(self, group: int = 0, at: int = 0) -> None:
-        """Begins a new piece: turns played so far have been learned from.
+        """Begins a new piece: earlier turns have been learned from.
 
         Args:
-            group: of the piece: others of it began alike.
-            at: number of the rollout's round in which its first answer will be played.
+            group: group of the piece, whose other members had the same start.
+            at: index of the rollout's round in which its first answer will be played.
         """
         self._first, self.group, self._first_round = len(self.answers), group, at
 
     @property
     def piece_len(self) -> int:
-        """Answers of the piece."""
+        """Number of answers in the piece."""
         return len(self.answers) - self._first
 
     @property
     def obs(self) -> Observations:
-        """The observation that waits for an answer."""
+        """Observation that waits for an answer."""
         return self.seen[-1]
 
     def _episode(self, first: int, **of_kind: Any) -> TokenEpisode:
-        """The episode as far as it has come, of which the answers from `first` on are learned from.
+        """Returns the episode so far, whose answers from index `first` on are learned from.
 
         Answers that were not sampled, such as an expert's, are left out.
 
         Args:
-            first: 0 or more.
-            of_kind: what differs between words and chunks.
+            first: index, 0 or more.
+            of_kind: fields that differ between turns and chunks.
         """
         sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply | SampledChunk)]
         steps, infos = np.array([len(rewards) for rewards in self.env_rewards], np.int64), self.infos[1:]
         ends = steps.cumsum() - 1
-        # an env in chunks is asked for success and progress after each chunk, not after each of its steps
+        # an env in chunks gives success and progress after each chunk, not after each of its steps
         success, progress = np.zeros(ends[-1] + 1, bool), np.full(ends[-1] + 1, np.nan, np.float32)
         success[ends] = [info["success"] for info in infos]
         progress[ends] = [info["progress"] for info in infos]
@@ -75,7 +75,7 @@ class TokenSlot(Slot):
             group=self.group,
             slot=self.index,
             obs=Observations.joined(self.seen[first:]),
-            # a judge looks at the episode from its start, even where only a later piece of it is learned from
+            # a judge sees the episode from its start, even if only a later piece of it is learned from
             snapshots=np.concatenate(self.snapshots),
             steps=steps[first:],
             answers=tuple(answer.answer for answer in sampled),
@@ -92,18 +92,18 @@ class TokenSlot(Slot):
 
 
 class EnvSlot(TokenSlot):
-    """A slot of an env that is talked to.
+    """A slot of an env in turns.
 
     Args:
-        env: played by this slot alone.
-        task: its name, for the episodes.
-        index: of the slot among those side by side.
-        history: images that the policy sees in a prompt, `PolicyConfig.history`.
+        env: env played by this slot alone.
+        task: name of the task, for the episodes.
+        index: index of the slot among those side by side.
+        history: number of images in a prompt of the policy, `PolicyConfig.history`.
     """
 
     env: TurnEnv
     action_elements: Callable[[Any, Any], NDArray[np.bool_] | None] | None = None
-    """`ReplyPolicy.action_elements`; None: all do. Set where updates ask for it."""
+    """`ReplyPolicy.action_elements`; None: all elements. Set if updates need it."""
 
     def __init__(self, env: TurnEnv, task: str, index: int = 0, history: int = 1) -> None:
         super().__init__(env, task, index)
@@ -112,44 +112,44 @@ class EnvSlot(TokenSlot):
 
     @property
     def turn(self) -> Turn:
-        """The turn that waits for a reply; after the episode's end its last state."""
+        """Turn that waits for a reply; after the episode's end its last state."""
         return self.shown
 
     def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
-        self._latest = []  # nothing of the episode before is seen
+        self._latest = []  # images of the previous episode are not shown
         super().open(start, obs, info)
 
     def begin(self, start: int, group: int = 0, at: int = 0) -> None:
-        """A new episode from a reset with the seed `start`; `group` and `at` as of `begin_piece`."""
+        """Starts a new episode from the seed `start`; for `group` and `at` see `begin_piece`."""
         super().begin(start)
         self.begin_piece(group, at)
         self._check({"numbers of the observation": self.turn.snapshot})
 
     def play(self, answer: Any) -> bool:
-        """Plays a turn; says whether the episode is over."""
+        """Plays a turn and returns whether the episode is over."""
         # as it was when the reply was made: the env's step changes all of it
         goal, distance = self.env.goal, distance_of(self.env)
         text = getattr(answer, "text", answer)
         read = self.env.read(text)
         turn, reward, terminated, truncated, info = self.env.step(text)
         self._check({"numbers of the observation": turn.snapshot, "rewards": float(reward)})
-        # a gain is above 0 where the turn came nearer to success
+        # the gain is positive if the turn came nearer to success
         own = {"reply": read, "goal": goal, "gain": distance - distance_of(self.env)}
         return self.keep(answer, turn, reward, terminated, truncated, info | own)
 
     def see(self, obs: Turn) -> Observations:
-        """The turn as policies see it."""
+        """Returns the turn in the policies' form."""
         image = self.env.image_key(obs.snapshot[None])[0].tobytes()
         own = Observations(texts=(obs.prompt,), images=(image,), snapshots=obs.snapshot[None])
         self._latest = [*self._latest, own][-self._history :]
         return Observations.joined(self._latest).with_history(self._history).row(len(self._latest) - 1)
 
     def episode(self, only_newest: bool = False) -> TokenEpisode:
-        """The episode as far as it has come, of which the piece is learned from, or its newest turn alone."""
+        """Returns the episode so far, of which the piece is learned from, or only its newest turn."""
         first = len(self.answers) - 1 if only_newest else self._first
         infos = self.infos[first + 1 :]
         read: list[Reply] = [info["reply"] for info in infos]
-        # which elements make the action: all of them, unless the reply's parsed text says where it stands
+        # elements of the action: all of them, unless the reply's parsed text gives its position
         sampled = [answer for answer in self.answers[first:] if isinstance(answer, SampledReply)]
         actions = masks = tuple(np.ones(len(answer.log_probs), bool) for answer in sampled)
         if (mark := self.action_elements) is not None and sampled:
@@ -167,11 +167,11 @@ class EnvSlot(TokenSlot):
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
-        # tokens and log-probs are left out: what they are of was learned from before a checkpoint is made
+        """Returns env and running episode: after `set_state` the future is bit-identical. A new piece begins there."""
+        # tokens and log-probs are left out: they were learned from before a checkpoint is made
         history = [
             {
-                "snapshot": seen.snapshots[0][-self.env.snapshot_size :],  # what came before it stands before it
+                "snapshot": seen.snapshots[0][-self.env.snapshot_size :],  # earlier images are part of earlier entries
                 "prompt": seen.texts[0],
                 "reply": asdict(info["reply"]),
                 "env_reward": reward,
@@ -195,24 +195,24 @@ class EnvSlot(TokenSlot):
         self.begin_piece()
 
     def _check(self, came: dict[str, Any]) -> None:
-        """Raises NumericsError unless what came from the env is finite."""
+        """Raises NumericsError unless all values from the env are finite."""
         fix = f"mend the env; rlvlm check-task {self._task} looks at it"
         check_finite(f"the env {self._task}, {len(self.answers)} turns after seed {self.start}", fix, came)
 
 
 class ChunkSlot(TokenSlot):
-    """A slot of an env in chunks, or of one of many that are driven as one."""
+    """A slot of an env in chunks, or of one of many that are stepped as one."""
 
     def episode(self) -> TokenEpisode:
-        """The whole episode."""
-        # an episode's end may cut its last chunk short: what belongs to steps that were never run teaches nothing
+        """Returns the whole episode."""
+        # an episode's end may cut its last chunk short: elements of unexecuted steps teach nothing
         pairs = zip(self.answers, self.env_rewards, strict=True)
         runs = tuple(chunk.steps < len(rewards) for chunk, rewards in pairs)
         progress = np.array([0.0, *(info["progress"] for info in self.infos[1:])])
         was_solved = any(info["success"] for info in self.infos[1:])
         return self._episode(
             0,
-            played_at=np.zeros(len(self.answers), np.int64),  # whole episodes: a rollout's rounds order nothing
+            played_at=np.zeros(len(self.answers), np.int64),  # whole episodes: a rollout's rounds are irrelevant
             masks=tuple(run & chunk.mask for run, chunk in zip(runs, self.answers, strict=True)),
             runs=runs,
             chunks=tuple(chunk.actions for chunk in self.answers),
@@ -223,12 +223,12 @@ class ChunkSlot(TokenSlot):
 
 
 def make_slot(task: str, settings: EnvConfig, history: int = 1) -> EnvSlot:
-    """A new env of `task` for demonstrations or evaluations; every episode in it begins with a seed of its own."""
+    """Makes a new env of `task` for demonstrations or evaluations; every episode in it has a seed of its own."""
     return EnvSlot(make_env(task, settings, 0), task, history=history)
 
 
 def distance_of(env: TurnEnv) -> float:
-    """How far success is: the expert's turns to it, or, where these are unknown, 1 minus the progress."""
+    """Returns the distance to success: the expert's turns or, if unknown, 1 minus the progress."""
     left = env.turns_left()
     return 1.0 - env.progress() if left is None else float(left)
 
