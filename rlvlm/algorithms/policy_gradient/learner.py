@@ -1,7 +1,7 @@
-"""Trains a policy on episodes. RLlib builds the learner; the algorithm hands it each update's episodes.
+"""Trains a policy on episodes. RLlib builds the learner; the algorithm passes each update's episodes to it.
 
-Log-probs and values are computed anew from exactly the observations and tokens that were stored. Several learners take
-each step together, see `algorithms.learners`.
+Log-probs and values are recomputed from exactly the stored observations and tokens. Several learners take each step
+together, see `algorithms.learners`.
 """
 # pyright: reportAttributeAccessIssue=false
 # RLlib types configs and modules by their base classes
@@ -53,9 +53,9 @@ from rlvlm.vlms.skeleton import skeleton_of
 logger = logging.getLogger(__name__)
 
 _LR_FACTOR = 1.3
-"""By how much the step size changes after an update that moved the policy too little or too far."""
+"""Factor by which the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
-"""Bounds of the step size, in units of the first one."""
+"""Bounds of the step size, in units of the initial one."""
 
 
 class TokenLearner(ManualLearner):
@@ -65,11 +65,11 @@ class TokenLearner(ManualLearner):
     batches: BatchMaker
     gradients: Gradients
     log: Callable[[str], None] = staticmethod(logger.info)
-    """Takes a line on the supervised start."""
+    """Receives progress messages of the supervised start."""
     _algo: PolicyGradientConfig
     _env: Any
     imitator: Imitator | None = None
-    """The supervised start, while it is under way."""
+    """The supervised start while it is running."""
 
     def build(self) -> None:
         """Makes the policy and its optimiser."""
@@ -78,7 +78,7 @@ class TokenLearner(ManualLearner):
         self.policy = self.module[DEFAULT_MODULE_ID].policy
         assert self.config.seed is not None, "the config always has a seed"
         seed = self.config.seed
-        # alike in all learners, which must cut a rollout into the same minibatches; on the CPU, so that a seed gives
+        # equal in all learners, which must split a rollout into the same minibatches; on the CPU, so that a seed gives
         # the same ones on any device
         self._generator = torch.Generator().manual_seed(seed)
         self._order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
@@ -88,30 +88,30 @@ class TokenLearner(ManualLearner):
         self._start_optimizer()
 
     def watch(self, env: Any = None) -> None:
-        """Takes an env of the task, to draw what the policy has not seen, or makes one; called before all else.
+        """Stores an env of the task, or makes one, to draw images the policy has not seen; called before all else.
 
-        Weights are shared out here and not in `build`, after which RLlib asks the first learner alone for all of them.
+        Weights are sharded here rather than in `build`, after which RLlib asks only the first learner for all of them.
         """
         if self._algo.shard:
             shard(self.policy, torch.bfloat16 if self._algo.compute_dtype == "bfloat16" else None)
-            self._start_optimizer()  # of the slices: what `build` made was of weights that are no longer there
+            self._start_optimizer()  # of the slices: `build` made one for weights that no longer exist
         self._env = make_env(self.config.task, self.config.env_settings, self.config.seed or 0) if env is None else env
         self.batches = BatchMaker(self.policy, self._env, self._algo)
         self.gradients = Gradients(self.policy, self._env, self._algo, self._has_critic, self.batches)
 
     def begin(self) -> None:
-        """Starts anew from the policy as it is now, which is kept: evaluations and losses compare with it."""
-        self.imitator = None  # and the images of its demonstrations
+        """Starts over from the present policy, which is kept for evaluations and losses to compare with."""
+        self.imitator = None  # and with it the images of its demonstrations
         if self._algo.keeps_vision:
             self.policy.stop_training_vision()
         self._start_optimizer()
         self._keep_start(self.policy.trained_state())
 
     def _keep_start(self, weights: Mapping[str, Tensor]) -> None:
-        """Keeps a copy of the weights that learning starts from, in main memory: they are read when they are saved.
+        """Keeps a copy of the initial weights in main memory, to be read when saving.
 
-        A loss that charges for divergence has slices change places with them in each update, so these stay on the GPU
-        unless they are offloaded.
+        A loss with a divergence term swaps slices with them in each update, so these stay on the GPU unless they are
+        offloaded.
         """
         is_swapped = self._algo.loss.kl_weight > 0 and not self._algo.offload
         self.batches.start = {
@@ -128,20 +128,20 @@ class TokenLearner(ManualLearner):
         groups = [{"params": self._acting, "lr": algo.lr}, {"params": own_values, "lr": algo.value_lr}]
         self._optimizer = torch.optim.Adam(
             [group for group in groups if group["params"]], betas=algo.betas, eps=algo.adam_eps,
-            foreach=False,  # one call cannot take slices and whole tensors, and takes memory for all of them at once
+            foreach=False,  # one call cannot handle slices and whole tensors, and needs memory for all of them at once
         )  # fmt: skip
         self.num_updates, self._lr_scale = 0, 1.0
 
     def learn(self, episodes: Sequence[TokenEpisode], progress: float, images: Sequence[StoredImages] = ()) -> None:
-        """Some passes over the turns of an update; one that has moved the policy far enough stops.
+        """Makes some passes over the turns of an update, and stops once it has moved the policy far enough.
 
-        Where fewer groups taught something than an update should have, its target is as much smaller, and the step size
-        goes with the root of their share, since the divergence grows with its square.
+        If fewer groups were useful than wanted, the update's target is proportionally smaller, and the step size by the
+        root of their share, because the divergence grows with its square.
 
         Args:
-            episodes: by the policy as it is now, with their rewards.
-            progress: share of the run that is done, in [0, 1]; step sizes fall with it.
-            images: that a policy elsewhere has looked at; what is not among them is drawn.
+            episodes: episodes of the present policy, with their rewards.
+            progress: share of the run that is done, in [0, 1]; step sizes decay with it.
+            images: images seen by a policy elsewhere; missing ones are drawn.
 
         Raises:
             NumericsError: the loss or the gradient is not finite.
@@ -150,24 +150,24 @@ class TokenLearner(ManualLearner):
         with at_hand(self._optimizer, self._algo.offload):
             self._learn(episodes, progress)
         if self.policy.device.type == "cuda":
-            self._optimizer.zero_grad()  # who samples next has their memory
+            self._optimizer.zero_grad()  # frees their memory for the next sampler
 
     def _learn(self, episodes: Sequence[TokenEpisode], progress: float) -> None:
         algo, batch = self._algo, self.batches.make(episodes)
-        # Adam's first steps are as large as its rate says, whatever the gradient: the rate rises over some updates
+        # Adam's first steps are as large as its rate, whatever the gradient: the rate rises over some updates
         warmth = min(1.0, (self.num_updates + 1) / (algo.warm_up + 1))
         fall = algo.min_lr_ratio + (1 - algo.min_lr_ratio) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
         share, target = 1.0, algo.kl_target
         if target is not None:
             share = min(1.0, len(episodes) / (algo.groups * algo.group_size))
-            # divergence goes with the square of the step size, so a step of `fall` times the size comes to fall^2 of it
+            # divergence grows with the square of the step size, so `fall` times the step size leads to fall^2 of it
             target *= share * fall**2
         for group, lr in zip(self._optimizer.param_groups, (algo.lr, algo.value_lr), strict=False):
             group["lr"] = lr * self._lr_scale * warmth * fall * share**0.5
-        # kept whole, since how much of the update stays is known only after its last step
+        # kept whole, because the share of the update to keep is only known after its last step
         before = [local(parameter.detach()).clone() for parameter in self._acting] if self.shrinkage else []
         gains = torch.zeros(int(batch.slots.max()) + 1, device=self.policy.device)  # of each env
-        is_tested = torch.zeros_like(gains, dtype=torch.bool)  # an env that was tested may have gained exactly 0
+        is_tested = torch.zeros_like(gains, dtype=torch.bool)  # a tested env may have gained exactly 0
         readings: list[dict[str, float]] = []
         for rows, is_test in self._minibatches(batch):
             tested = gains if is_test else None
@@ -176,7 +176,7 @@ class TokenLearner(ManualLearner):
             is_tested[batch.slots[rows]] |= is_test
             divergence = readings[-1][metrics.UPDATE_KL]
             if target is not None and divergence > 2 * target:
-                break  # before the step: the policy has gone far enough by the ones before
+                break  # before the step: earlier steps have moved the policy far enough
             self._optimizer.step()
             if algo.max_kl and divergence > algo.max_kl:
                 break
@@ -191,7 +191,7 @@ class TokenLearner(ManualLearner):
         self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: Weights | None = None,
         tree: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Gets the supervised start ready, see `Imitator`; `tree` is what another one was saved as."""
+        """Prepares the supervised start, see `Imitator`; `tree` is the saved state of an earlier one."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
         self.imitator = Imitator(
             self.policy, self._env, shown, sft, rng, self.log, weights=weights, at_once=self._at_once
@@ -201,12 +201,12 @@ class TokenLearner(ManualLearner):
             self.imitator.set_state(tree)
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
-        """The loss per turn of held-out episodes, of which no more go through the policy at once than in the start."""
+        """Returns the loss per turn of held-out episodes, with the same micro-batches as in the start."""
         policy: Any = self.policy
         return held_out_loss(policy, self._env, episodes, sft, self._at_once)
 
     def _at_once(self, units: Tensor, prepared: Imitation) -> list[Tensor]:
-        """Cuts `units` [U, A] of a supervised start into what goes through the policy at once."""
+        """Splits `units` [U, A] of a supervised start into micro-batches."""
         algo, size = self._algo, units.shape[1]
         if algo.microbatch_tokens and prepared.lengths:
             # answers of a unit are padded to its longest
@@ -216,14 +216,14 @@ class TokenLearner(ManualLearner):
         return list(units.split(at_once))
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, bool]]:
-        """Rows of each step, pass by pass, and whether all learners' update so far can be tested on them.
+        """Yields rows of each step, pass by pass, and whether all learners' update so far can be tested on them.
 
-        Where updates are shrunk the first pass goes through the envs, some at a time: turns of one env share what came
-        of them, so an update that has seen one of them is tested on other envs only.
+        If updates are shrunk the first pass goes through some envs at a time: turns of one env share their outcome, so
+        an update that was trained on one of them is only tested on other envs.
         """
         algo, num, epochs = self._algo, len(batch.answers), self._algo.epochs
         if algo.minibatches:
-            # all passes are drawn before the first step: the draws do not depend on when an update stops
+            # all passes are drawn before the first step, so that random numbers do not depend on when an update stops
             passes = [torch.from_numpy(self._order.permutation(num)) for _ in range(epochs)]
             for order in passes:
                 yield from ((rows, False) for rows in order.tensor_split(algo.minibatches) if len(rows))
@@ -231,12 +231,12 @@ class TokenLearner(ManualLearner):
         size = algo.minibatch_turns
         if self.shrinkage:
             epochs -= 1
-            # some envs at a time: their first minibatch tests what was learned from the other envs so far
+            # some envs at a time: their first minibatch tests the update from the other envs so far
             envs = batch.slots.unique()
             order = envs[torch.randperm(len(envs), generator=self._generator)]
             for part in order.split(max(1, size * len(order) // num)):
                 rows = torch.isin(batch.slots, part).nonzero()[:, 0]
-                # nothing was learned before the first envs' turn, so there is nothing to test on them
+                # nothing was learned before the first envs, so there is nothing to test on them
                 first, *others = rows[torch.randperm(len(rows), generator=self._generator)].split(size)
                 yield first, part[0] != order[0]
                 yield from ((rest, False) for rest in others)
@@ -246,11 +246,11 @@ class TokenLearner(ManualLearner):
 
     @torch.no_grad()
     def _shrink(self, before: Sequence[Tensor], gains: Tensor) -> float:
-        """Takes back the part of the update that may be chance; returns the share that stays.
+        """Reverts the part of the update that may be noise; returns the share that is kept.
 
         Args:
-            before: of what acts before the update; none where updates are not shrunk.
-            gains: of the envs on which the update was tested.
+            before: the acting parameters before the update; empty if updates are not shrunk.
+            gains: gains of the envs on which the update was tested.
         """
         if not before or self.gradients.is_warming_up(self.num_updates):
             return 1.0
@@ -261,11 +261,11 @@ class TokenLearner(ManualLearner):
         return kept
 
     def _follow(self, divergences: list[float], target: float | None) -> None:
-        """Sets the next update's step size by how far this one has moved the policy; not while it warms up.
+        """Adapts the next update's step size to how far this one has moved the policy; not during warm-up.
 
         Args:
-            divergences: per answer, nats, before each gradient step; a single one says nothing of a step's size.
-            target: for the last of them; None leaves the step size alone.
+            divergences: per answer, nats, before each gradient step; a single one says nothing about the step size.
+            target: target of the last of them; None keeps the step size.
         """
         if target is None or self.num_updates <= self._algo.warm_up:
             return
@@ -276,7 +276,7 @@ class TokenLearner(ManualLearner):
         self._lr_scale = min(max(self._lr_scale, _LR_RANGE[0]), _LR_RANGE[1])
 
     def _note(self, readings: Sequence[Mapping[str, float]], batch: Batch, kept: float) -> None:
-        """Keeps the update's numbers for `report`: means over its steps, but for what is defined otherwise."""
+        """Stores the update's metrics for `report`: means over its steps, unless defined otherwise."""
         names = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_CLIPPED)
         if self._has_critic:
             names += (metrics.UPDATE_VALUE_LOSS,)
@@ -287,7 +287,7 @@ class TokenLearner(ManualLearner):
         }
         follows = self._algo.kl_target is not None
         self._latest = means | {
-            # before any step: what is left is the difference between the engine's and the trainer's programs
+            # before any step: the remaining difference is between the engine's and the trainer's programs
             metrics.UPDATE_FIRST_RATIO: readings[0][metrics.UPDATE_FIRST_RATIO],
             metrics.UPDATE_STEPS: float(len(readings)),
             metrics.UPDATE_LR: self._optimizer.param_groups[0]["lr"],
@@ -296,50 +296,50 @@ class TokenLearner(ManualLearner):
         self._latest |= batch.mismatch
         for name in {name for reading in readings for name in reading if name.startswith(OWN)}:
             self._latest[name] = float(np.mean([reading[name] for reading in readings if name in reading]))
-        if follows:  # what was aimed at is the last
+        if follows:  # the last one was the target
             self._latest |= {name: readings[-1][name] for name in (metrics.UPDATE_KL, metrics.UPDATE_CLIPPED)}
         if self._has_critic:
             self._latest |= {metrics.UPDATE_EXPLAINED: batch.explained, metrics.UPDATE_KEPT: kept}
 
     def put_weights(self, bucket_bytes: int) -> list[Bucket]:
-        """Everything that learns, in Ray's object store, for others to act with; see `put_buckets`."""
+        """Puts all trained weights into Ray's object store, for samplers; see `put_buckets`."""
         return put_buckets(self.policy.trained_state(), bucket_bytes)
 
     def take_weights(self, buckets: Sequence[Bucket], meta: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Takes over what lies in `buckets` of an equal policy, and what its `meta` says: all learners begin alike."""
+        """Loads the weights in `buckets` of an equal policy, and its `meta`: all learners begin equally."""
         fill_from_buckets(self.policy.trained_state(), buckets, fetch_bucket)
         if meta.get("statistics"):
             self.load_statistics(meta["statistics"])
 
     def load_statistics(self, text: str) -> None:
-        """See `VLAPolicy`; only policies that have them are given any."""
+        """See `VLAPolicy`; only called for policies with statistics."""
         policy: Any = self.policy
         policy.load_statistics(text)
 
     def gpu(self) -> tuple[str, str]:
-        """The node of this learner in Ray, and its GPU there; empty on a CPU."""
+        """Returns the node of this learner in Ray, and its GPU there; empty on a CPU."""
         return ray.get_runtime_context().get_node_id(), gpu_id(self.policy.device)
 
     def free_gpu(self) -> None:
-        """Gives back what it holds of its GPU without using it."""
+        """Releases GPU memory that it does not use."""
         free_gpu()
 
     def forget_images(self) -> None:
-        """Forgets everything computed from images: a run that resumes from a checkpoint has none either."""
+        """Drops everything computed from images: a resumed run has none either."""
         self.policy.images.clear()
 
     def _map_module_to_device(self, module: Any) -> None:
-        """A VLA to the learner's GPU, where RLlib gave it one; a policy whose own config places it stays there."""
+        """Moves a VLA to the learner's GPU, if RLlib assigned one; a policy placed by its own config stays there."""
         policy = module[DEFAULT_MODULE_ID].policy
         if self.device.type != "cpu" and not hasattr(policy, "backbone") and skeleton_of(policy) is None:
             super()._map_module_to_device(module)
 
     def report(self) -> dict[str, float]:
-        """The newest update's numbers, none before the first, and the number of updates so far."""
+        """Returns the newest update's metrics, none before the first, and the number of updates so far."""
         return {**self._latest, metrics.UPDATES: float(self.num_updates)}
 
     def save_tree(self) -> dict[str, Any]:
-        """Everything a bit-identical continuation needs, as a state tree."""
+        """Returns everything needed for a bit-identical continuation, as a state tree."""
         own = self.policy.trained_state()
         with at_hand(self._optimizer, self._algo.offload):
             adam = optimizer_tree(self._optimizer)
@@ -360,7 +360,7 @@ class TokenLearner(ManualLearner):
         self.policy.load_trained_state(
             {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}
         )
-        self.begin()  # a fresh optimiser, whose state has the shape of what is loaded into it
+        self.begin()  # a fresh optimiser, whose state has the shapes to be loaded
         with at_hand(self._optimizer, self._algo.offload):
             load_optimizer_tree(self._optimizer, tree["adam"], self.parameters)
         self._keep_start(

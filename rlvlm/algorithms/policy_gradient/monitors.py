@@ -1,4 +1,4 @@
-"""Signs of a policy's collapse in what it writes: users of such methods met each of them."""
+"""Monitors of a policy's replies for signs of collapse, each of which users of such methods have met."""
 
 import logging
 import math
@@ -14,17 +14,17 @@ from rlvlm.core.errors import RunError
 logger = logging.getLogger(__name__)
 
 _HOPELESS = 0.9
-"""Share of unreadable replies from which on a user is warned."""
+"""Share of unreadable replies from which the user is warned."""
 
 
 class PolicyCollapsed(RunError):  # noqa: N818 - named for what happened
-    """A policy no longer writes what its env can read."""
+    """The policy's replies are no longer readable by its env."""
 
     exit_code = 4
 
 
 class ReadableMonitor:
-    """Looks at the share of each rollout's replies that cannot be read: almost nothing can be learned from those.
+    """Monitors the share of each rollout's unreadable replies, from which almost nothing can be learned.
 
     Args:
         max_invalid_share: share above which the run stops; 0 never stops.
@@ -35,10 +35,10 @@ class ReadableMonitor:
         self._was_hopeless = False
 
     def check(self, measured: Mapping[str, float]) -> None:
-        """Warns, once until it gets better, where almost no reply of a rollout can be read.
+        """Warns if almost no reply of a rollout is readable, once until it improves.
 
         Raises:
-            PolicyCollapsed: more of them cannot be read than is allowed.
+            PolicyCollapsed: the share of unreadable replies exceeds the maximum.
         """
         share = measured[metrics.REPLY_INVALID]
         if self._most and share > self._most:
@@ -48,7 +48,7 @@ class ReadableMonitor:
             )
         is_hopeless = share >= _HOPELESS
         if is_hopeless and not self._was_hopeless:
-            # replies that are cut have no end that could be read: room helps those, and practice all others
+            # replies that are cut lack a readable end: more tokens help those, and practice all others
             cut = measured[metrics.REPLY_CUT]
             more = "a larger --algo.max-reply-tokens" if cut > 0.5 else "more --sft.turns or --sft.updates"
             logger.warning(
@@ -61,20 +61,20 @@ class ReadableMonitor:
 
 
 def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> dict[str, float]:
-    """Figures of the replies of some episodes, by the names in `rlvlm.core.metrics`.
+    """Returns metrics of some episodes' replies, by names in `rlvlm.core.metrics`.
 
     Args:
         episodes: at least one turn.
-        max_reply_tokens: replies of this length were cut, unless they end right there.
+        max_reply_tokens: replies of this length were cut, unless they end exactly there.
 
     Returns:
-        Share of unreadable replies; mean tokens; share of replies at the limit; share of neighbouring token pairs that
-        occurred before in the same reply; share of different images for which the thought is the commonest one; and
-        the entropy of the actions taken, in nats.
+        Share of unreadable replies; mean tokens; share of replies at the limit; share of adjacent token pairs that
+        occurred before in the same reply; share of distinct images with the most common thought; and the entropy of the
+        actions taken, in nats.
     """
-    # a policy of the user's own may answer in no tokens, and repeats none then
+    # a user's own policy may answer without tokens, and then repeats none
     replies = [answer["ids"].tolist() if "ids" in answer else [] for episode in episodes for answer in episode.answers]
-    # an episode that goes on from an earlier rollout has replies of both; only those of this one have images here
+    # an episode continued from an earlier rollout has replies of both; only this rollout's have images here
     read = [
         pair
         for episode in episodes
@@ -92,28 +92,28 @@ def watch_replies(episodes: Sequence[TokenEpisode], max_reply_tokens: int) -> di
 
 
 def repeated_pairs(ids: Sequence[int]) -> float:
-    """Share of neighbouring pairs that occurred before; 0 for fewer than two tokens."""
+    """Returns the share of adjacent pairs that occurred before; 0 for fewer than two tokens."""
     pairs = list(zip(ids, ids[1:], strict=False))
     return 1 - len(set(pairs)) / len(pairs) if pairs else 0.0
 
 
 def same_thought_share(thoughts: Sequence[tuple[str, bytes]]) -> float:
-    """Share of different images that were met with the thought that most images were met with; 1: it looks at none.
+    """Returns the share of distinct images with the most common thought; 1: the policy ignores the images.
 
-    With one image, or replies without thoughts, there is nothing to tell: 0.
+    With one image, or replies without thoughts, nothing can be said: 0.
     """
     images: dict[str, set[bytes]] = defaultdict(set)
     for thought, image in thoughts:
         if thought:
             images[thought].add(image)
-    # images of any thought, each once, although one may have been met with several thoughts
+    # images with any thought, each once, although one may have had several thoughts
     different = set().union(*images.values()) if images else set()
     return max(map(len, images.values())) / len(different) if len(different) > 1 else 0.0
 
 
 def action_entropy(actions: Sequence[int | None]) -> float:
-    """Entropy of the actions that could be read, in nats; 0 where there is none."""
+    """Returns the entropy of the readable actions, nats; 0 if there is none."""
     counts = Counter(action for action in actions if action is not None)
     total = sum(counts.values())
-    # H = - sum_a p(a) log p(a), over the rollout as a whole: 0 where one action is always taken
+    # H = - sum_a p(a) log p(a), over the whole rollout: 0 if one action is always taken
     return -sum(count / total * math.log(count / total) for count in counts.values()) if total else 0.0

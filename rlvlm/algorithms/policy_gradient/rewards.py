@@ -1,7 +1,7 @@
-"""The one door where reward enters: turns, chunks and whole episodes, by the env, success, a judge and novelty.
+"""The single entry of reward: for turns, chunks and whole episodes, from env, success, judge and novelty.
 
-Rollouts show what was played as soon as it was, so that a judge looks at it while the next is played; the algorithm has
-the episodes labelled before the update. A score that a judge could not give is never replaced by the truth.
+Rollouts show each turn or episode at once, so that a judge scores it while the next is played; the algorithm has the
+episodes labelled before the update. A missing score of a judge is never replaced by the truth.
 """
 
 import math
@@ -32,27 +32,27 @@ from rlvlm.rewards.scoring_items import NO_PATH, ScoredItem, ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 
 _TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5
-"""Scores from here on say that an episode is a success. A turn's utility lies at 0.75 for a turn that only comes nearer
-and at 1 for the one that reaches the goal."""
+"""Scores from which an episode counts as a claimed success. A turn's utility is 0.75 if it only comes nearer and 1 if
+it reaches the goal."""
 AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
-"""Utility of a turn on the scale of scores, as the prompt has its ratings."""
+"""Utility of a turn on the scale of scores, like the ratings in the prompt."""
 _MOMENTS = 12
-"""Moments of an episode at which a judge is asked for the score so far, for a video."""
+"""Maximum number of moments at which a judge scores an episode so far, for a video."""
 Question = tuple[Hashable, ScoringItem]
-"""Key of a turn, and the item that is scored for it."""
+"""Key of a turn, and the item to score for it."""
 
 
 class RewardLabeller:
-    """Gives every turn of a rollout what it is worth.
+    """Rewards every turn of a rollout.
 
-    One thread asks, in the order in which it is shown things. A judge's failures never become the truth: the config
-    says whether the run ends, the episode (or its group) is left out, or its turn counts as neutral.
+    A single thread asks, in the order of showing. A judge's failures never become the truth: the config decides whether
+    the run ends, the episode (or its group) is left out, or its turn counts as neutral.
 
     Args:
         config: sources, their weights, and the scorer.
-        scorer: scores turns or episodes; None where no scores are used.
-        novelty: of what is done; None where it counts nothing.
-        goal: what the judge is asked about in the place of the env's own goal; empty takes that.
+        scorer: scores turns or episodes; None if no scores are used.
+        novelty: novelty of actions; None if it has no weight.
+        goal: goal for the judge, instead of the env's own; empty takes the env's.
         draws_path: whether the judge sees the path of the hand.
     """
 
@@ -67,14 +67,14 @@ class RewardLabeller:
     ) -> None:
         self._config, self._scorer, self._novelty, self._goal = config, scorer, novelty, goal
         self._draws_path = draws_path
-        # one thread: the draws of a simulated scorer depend on the order of questions
+        # a single thread: the random numbers of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
         self._answered: dict[Hashable, tuple[ScoringItem, Score]] = {}
         """Answers about turns of episodes that are not labelled yet."""
         self._controls: Future[list[list[float]]] | None = None
         self._records: list[ScoredItem] = []
-        # by slot what a growing clip was worth when the last piece ended, of episodes under way
+        # by slot: score of a growing clip at the end of the last piece, for running episodes
         self._worth: dict[int, float] = {}
         self._facts: dict[str, float] = {}
         self._threshold = None if config.threshold == "calibrated" else config.threshold
@@ -83,13 +83,13 @@ class RewardLabeller:
 
     @property
     def asks(self) -> bool:
-        """Whether a scorer is asked about what is shown."""
+        """Whether a scorer is asked about shown episodes."""
         return self._scorer is not None
 
     def show(self, episodes: Sequence[TokenEpisode]) -> None:
-        """Begins to ask about the last turn of each of `episodes`, or about those that are over as a whole.
+        """Starts asking about the last turn of each of `episodes`, or about finished ones as a whole.
 
-        Where turns are scored, the player shows an episode after each of its turns, or once when it is over.
+        If turns are scored, the player shows an episode after each of its turns, or once at its end.
         """
         if self._scorer is None:
             return
@@ -99,21 +99,21 @@ class RewardLabeller:
             self._waiting.append((questions, answers))
 
     def label(self, episodes: Sequence[TokenEpisode], env_step: int) -> list[TokenEpisode]:
-        """The episodes with every turn's reward; NaN where the scorer had no answer and the config leaves such turns
-        out.
+        """Returns the episodes with every turn's reward; NaN if the scorer had no answer and the config leaves such
+        turns out.
 
         Args:
-            episodes: all of whose turns were shown.
+            episodes: episodes all of whose turns were shown.
             env_step: env steps done when they had been played.
 
         Raises:
-            JudgeUnavailable: the judge does not answer, or left a turn out where the config wants none left out.
+            JudgeUnavailable: the judge does not answer, or left a turn out although the config forbids it.
             RewardHacked: the judge is being fooled, and the config says to stop then.
         """
         began = time.monotonic()
         wanted = {key for episode in episodes for key, _ in self._questions(episode)} if self._scorer else set()
-        # Some that were asked may be of the next rollout, or of groups that are carried over into it. In place, for the
-        # thread that plays adds to the end of the list meanwhile.
+        # Some answers may be for the next rollout, or for groups carried over into it. In place, because the playing
+        # thread appends to the list meanwhile.
         index = 0
         while index < len(self._waiting):
             questions, answers = self._waiting[index]
@@ -125,14 +125,14 @@ class RewardLabeller:
                 key: (item, score) for (key, item), score in zip(questions, answers.result(), strict=True)
             }  # fmt: skip
         given = {key: self._answered.pop(key) for key in list(self._answered) if key in wanted}
-        self._note_controls()  # those that the last call has shown
+        self._note_controls()  # shown by the last call
         waited = time.monotonic() - began
         novelty = self._novelties(episodes)
         weights = self._config.weights
         labelled, parts = [], []
         for episode, novel in zip(episodes, novelty, strict=True):
             success = np.zeros(len(episode), np.float32)
-            success[-1] = episode.is_over and episode.is_success  # with the last turn, once the episode is over
+            success[-1] = episode.is_over and episode.is_success  # with the last turn of a finished episode
             columns = {
                 "environment": episode.turn_rewards,
                 "success": success,
@@ -140,7 +140,7 @@ class RewardLabeller:
                 "novelty": novel,
             }
             total = np.zeros(len(episode), np.float64)
-            for name, weight in weights.items():  # a source without weight must not spoil the sum with what it lacks
+            for name, weight in weights.items():  # NaN of a source without weight must not spoil the sum
                 total += weight * columns[name] if weight else 0.0
             labelled.append(replace(episode, rewards=total.astype(np.float32)))
             parts.append(np.stack([columns["environment"], columns["judged"], columns["novelty"], total], axis=1))
@@ -152,11 +152,11 @@ class RewardLabeller:
         return labelled
 
     def preflight_on(self, made: TaskItems, seed: int, log: Callable[[str], None]) -> dict[str, float]:
-        """How well the judge tells known items apart, by names in `rlvlm.core.metrics`; sets the threshold where that
-        is to be calibrated, and what the monitor takes for a success, unless the user has set it.
+        """Returns how well the judge distinguishes known items, by names in `rlvlm.core.metrics`; sets the threshold if
+        it is to be calibrated, and the monitor's success threshold unless the user has set it.
 
         Raises:
-            JudgeRefused: it cannot tell them apart.
+            JudgeRefused: it cannot distinguish them.
         """
         assert self._scorer is not None, "there is a scorer to be tried"
         config = self._config
@@ -170,36 +170,37 @@ class RewardLabeller:
         means = figures["means"]
         lift = means.get("success", math.nan) - means.get("failure", math.nan)
         if config.threshold is None and lift <= ALIKE:
-            # measured: of a judge without fault whose scores lay within .007 a run with a critic learned nothing
+            # measured: with a perfect judge whose scores were within .007 of each other, a run with a critic learned
+            # nothing
             hint = "a critic's error may hide that; --reward.threshold calibrated makes 1 and 0 of them"
             log(f"the judge scores successes only {lift:.3f} above failures: {hint}")
         if config.threshold == "calibrated":
             self._threshold = threshold
-        # for turns the threshold says whether the turn came nearer, not whether it reached the goal
+        # for turns the threshold means that the turn came nearer, not that it reached the goal
         is_open = config.monitor.success_threshold is None and self._threshold in (None, threshold)
         if not config.rates_turns and is_open:
             self.monitor.success_threshold = threshold
         return {metrics.JUDGE_PREFLIGHT_AUC: area["value"], metrics.JUDGE_PREFLIGHT_THRESHOLD: threshold}
 
     def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
-        """Standard deviation of what an episode is worth by a judge's word, when it is asked again.
+        """Returns the standard deviation of an episode's reward when the judge is asked again.
 
         Args:
-            known: all of which are scored twice; those without an answer are left out. Scores that are cut to 0 or 1
-                differ by less than others would.
-            scorer: the judge, without a memory: an answer that it remembers says nothing of its noise.
+            known: items that are scored twice; those without an answer are left out. Scores clipped to 0 or 1 differ
+                less than others would.
+            scorer: the judge without a memory: a remembered answer contains no noise.
 
         Raises:
             JudgeUnavailable: there is no answer about an episode, and the config says to stop then.
         """
         # Var(first - again) = 2 Var(noise)
-        # the threshold and the success's weight are part of what an episode is worth, and so of its noise
+        # the threshold and the success's weight are part of an episode's reward, and so of its noise
         first, again = (np.array([self._value(score) for score in scorer.score(known)]) for _ in range(2))
         return float(np.sqrt(np.nanmean((first - again) ** 2) / 2)) / (1.0 + self._config.success_weight)
 
     def follow(self, episode: TokenEpisode) -> FloatArray:
-        """[S] what is said of an episode that was played to its end, as it stood after each step: asked `_MOMENTS`
-        times at most, evenly spread, and held in between. NaN where there is no answer.
+        """Returns [S], the scores of a finished episode so far after each step: asked at most `_MOMENTS` times, evenly
+        spread, and held constant in between. NaN where there is no answer.
 
         Raises:
             JudgeUnavailable: the judge does not answer.
@@ -208,7 +209,7 @@ class RewardLabeller:
         steps = episode.num_steps
         moments = np.unique(np.linspace(1, steps, min(_MOMENTS, steps)).round().astype(int))
         whole = self._whole(episode)
-        # the same question as about the whole episode, of as many images, as if it had ended at that moment
+        # the same question as about the whole episode, with as many images, as if it had ended at that moment
         items = [
             replace(
                 whole,
@@ -224,19 +225,19 @@ class RewardLabeller:
         return values.repeat(np.diff(moments, append=steps + 1))
 
     def report(self) -> dict[str, float]:
-        """The newest rollout's figures by their names in `rlvlm.core.metrics`."""
+        """Returns the newest rollout's metrics by names in `rlvlm.core.metrics`."""
         return self._facts | (self.monitor.report() if self._scorer is not None else {})
 
     def drain_records(self) -> list[ScoredItem]:
-        """Scores since the last call."""
+        """Returns the scores since the last call."""
         records, self._records = self._records, []
         return records
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that an exact continuation needs; between rollouts only controls may be under way, and questions
-        about what is carried over.
+        """Returns everything needed to resume exactly; between rounds only questions about controls and carried-over
+        data may be pending.
         """
-        wait([answers for _, answers in self._waiting])  # the scorer counts what it was asked
+        wait([answers for _, answers in self._waiting])  # the scorer counts its questions
         self._note_controls()
         return {
             "monitor": self.monitor.get_state(),
@@ -249,8 +250,8 @@ class RewardLabeller:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; what is being asked is forgotten."""
-        # an answer that comes later would move the scorer's count of what it was asked
+        """Restores what `get_state` returned; drops pending questions."""
+        # a late answer would change the scorer's count of questions
         wait([answers for _, answers in self._waiting])
         self._note_controls()
         self._waiting.clear()
@@ -266,7 +267,7 @@ class RewardLabeller:
             self._novelty.set_state(state["novelty"])
 
     def _questions(self, episode: TokenEpisode) -> list[Question]:
-        """Questions about the turns of an episode, or about the whole of it once it is over."""
+        """Returns questions about the turns of an episode, or about a finished one as a whole."""
         if self._config.per == "episode":
             return [(_key(episode, len(episode) - 1), self._whole(episode))] if episode.is_over else []
         return [(_key(episode, t), item) for t in range(len(episode)) if (item := self._turn(episode, t)) is not None]
@@ -282,11 +283,11 @@ class RewardLabeller:
         )
 
     def _path(self, moments: FloatArray) -> FloatArray:
-        """The `path` of an item that shows some of `moments` [N, S]."""
+        """Returns the `path` of an item that shows some of `moments` [N, S]."""
         return moments if self._draws_path else NO_PATH
 
     def _turn(self, episode: TokenEpisode, t: int) -> ScoringItem | None:
-        """The item that is scored for turn `t`; None where its reply could not be read."""
+        """Returns the item to score for turn `t`; None if its reply was unreadable."""
         end = int(episode.ends[t])
         reply = episode.replies[end - 1] if episode.replies else None
         if reply is not None and reply.action is None:
@@ -313,10 +314,10 @@ class RewardLabeller:
     def _judged(
         self, episode: TokenEpisode, given: dict[Hashable, tuple[ScoringItem, Score]], env_step: int
     ) -> FloatArray:
-        """[T] the judge's rewards, NaN where there is none to be had; and notes what was said of what."""
+        """Returns [T], the judge's rewards, NaN if there is none; also records the scores."""
         config, per_turn, rates_turns = self._config, self._config.per == "turn", self._config.rates_turns
         worth = self._worth.pop(episode.slot, 0.0) if episode.first_step else 0.0
-        # turns that were not asked about are those whose reply could not be read
+        # turns without a question are those with an unreadable reply
         rewards = np.full(len(episode), config.unreadable if per_turn and self._scorer is not None else 0.0)
         for t in range(len(episode) if given else 0):
             asked = given.get(_key(episode, t))
@@ -325,7 +326,7 @@ class RewardLabeller:
             item, score = asked
             value = self._value(score)
             if not per_turn:
-                # the judge's word and the env's own test, as a weighted mean that stays in [0, 1]
+                # weighted mean of the judge's score and the env's own test, which stays in [0, 1]
                 value = (value + config.success_weight * bool(item.is_success)) / (1.0 + config.success_weight)
             rewards[t] = float(to_reward(value)) if config.is_centred and math.isfinite(value) else value
             if config.clip == "growing" and math.isfinite(value):  # the gain: an episode's add up to its last score
@@ -353,7 +354,7 @@ class RewardLabeller:
         return math.nan if config.without_answer == "drop" else config.neutral
 
     def _novelties(self, episodes: Sequence[TokenEpisode]) -> list[FloatArray]:
-        """[T] novelty in [0, 1] of each; 0 for turns of episodes that are not over yet."""
+        """Returns [T], novelty in [0, 1] of each; 0 for turns of unfinished episodes."""
         found = [np.zeros(len(episode), np.float32) for episode in episodes]
         if self._novelty is None:
             return found
@@ -364,10 +365,10 @@ class RewardLabeller:
         return found
 
     def _note(self, table: FloatArray, episodes: Sequence[TokenEpisode], waited: float) -> None:
-        """Keeps the means of each source, raw."""
+        """Stores the unscaled means of each source."""
         names = (metrics.REWARD_ENVIRONMENT, metrics.REWARD_JUDGED, metrics.REWARD_NOVELTY, metrics.REWARD_TOTAL)
         used = (True, self._scorer is not None, self._novelty is not None, True)
-        known = np.isfinite(table)  # NaN where the judge gave no answer: a mean over the others
+        known = np.isfinite(table)  # NaN where the judge gave no answer: a mean over the rest
         means = np.where(known, table, 0.0).sum(0) / np.maximum(known.sum(0), 1)
         self._facts = {name: float(mean) for name, mean, is_used in zip(names, means, used, strict=True) if is_used}
         if self._scorer is not None:
@@ -376,9 +377,9 @@ class RewardLabeller:
             self._facts |= {metrics.REWARD_LEFT_OUT: left_out, metrics.REWARD_WAIT_S: waited}
 
     def _watch_judge(self, episodes: Sequence[TokenEpisode], given: dict[Hashable, tuple[ScoringItem, Score]]) -> None:
-        """Hands the monitor the episodes that ended, and has it show its controls with the next questions.
+        """Passes finished episodes to the monitor, and has it show its controls with the next questions.
 
-        An episode whose last reply could not be read was not called a success: it counts as scored 0.
+        An episode with an unreadable last reply was not called a success: it counts as scored 0.
         """
         assert self._scorer is not None, "there is a scorer"
         items, scores = [item for item, _ in given.values()], [score for _, score in given.values()]
@@ -392,7 +393,7 @@ class RewardLabeller:
             ]
             area = area_under_curve([value for value, _ in known], [truth for _, truth in known])
             self._facts |= {metrics.JUDGE_TURN_AUC: area} if math.isfinite(area) else {}
-            self._note_controls()  # turns are many and cheap: nothing is on its way between rollouts
+            self._note_controls()  # turns are many and cheap: none is pending between rollouts
         ended: list[tuple[float, bool | None]] = []
         for episode in episodes:
             if not episode.is_over:
@@ -406,27 +407,27 @@ class RewardLabeller:
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
 
     def _note_controls(self) -> None:
-        """Hands the monitor the controls that were shown last, once there are answers."""
+        """Passes the controls shown last to the monitor, once they are answered."""
         shown, self._controls = self._controls, None
         if shown is not None:
             self.monitor.note_controls(shown.result())
 
 
 def _key(episode: TokenEpisode, t: int) -> Hashable:
-    """Names a turn, the same in an episode under way and in the piece of it that is learned from."""
+    """Returns the key of a turn, the same in a running episode and in its piece for learning."""
     return episode.group, episode.slot, episode.seed, int(episode.ends[t]), int(episode.played_at[t])
 
 
 def _utility(item: ScoringItem, gain: float) -> float:
-    """Score of a judge without fault for a turn, on the scale of its scores."""
+    """Returns a perfect judge's score for a turn, on the scale of its scores."""
     if item.is_success:
         return REACHED
     return NEARER if gain > 0 else SAME if gain == 0 else AWAY
 
 
 def drop_unlabelled(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
-    """Those without a turn of unknown reward; where episodes are compared, groups that have one are left out whole."""
-    # an advantage within a group that lost an episode would be against the wrong mean
+    """Returns the episodes with all rewards known; if episodes are compared, drops groups with any other one."""
+    # an advantage in a group that lost an episode would be relative to the wrong mean
     unknown = {id(episode) for episode in episodes if np.isnan(episode.rewards).any()}
     groups = [episode.group for episode in episodes]
     broken = {episode.group for episode in episodes if id(episode) in unknown and groups.count(episode.group) > 1}
@@ -434,11 +435,11 @@ def drop_unlabelled(episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
 
 
 class RunScorer:
-    """Has a run's scorer answer the bench's items: by its memory, its images and its fallback judge.
+    """Lets a run's scorer answer the bench's items, with its memory, images and fallback judge.
 
     Args:
-        scorer: of the run.
-        num_frames: most images of an episode that it is shown.
+        scorer: scorer of the run.
+        num_frames: maximum number of images of an episode.
         draws_path: whether it sees the path of the hand.
     """
 
@@ -450,7 +451,7 @@ class RunScorer:
 
 
 def scoring_item(item: Item, num_frames: int, draws_path: bool = False) -> ScoringItem:
-    """A known episode or turn of the bench, as a run asks about it."""
+    """Returns a known episode or turn of the bench, in the form of a run's question."""
     return ScoringItem(
         goal=item.goal,
         snapshots=spread(item.sides[0], num_frames),
@@ -472,13 +473,13 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
     make_forgetful: Callable[[], Scorer],
     log: Callable[[str], None],
 ) -> dict[str, float]:
-    """Has a judge tell apart what is known, and repeat itself where its noise is to be measured.
+    """Tests the judge on known items, and its repeatability if its noise is to be measured.
 
     Args:
-        labeller: of the run; a calibrated threshold is set in it.
-        task: a small draw of whose bench is asked about.
-        env: as it is played.
-        reward: how many are tried, and of how many frames.
+        labeller: labeller of the run, in which a calibrated threshold is set.
+        task: task from whose bench a small sample is drawn.
+        env: env settings of the run.
+        reward: number of items, and of frames.
         advantage: whether noise is measured.
         seed: of the run.
         goal: as of `RewardLabeller`.
@@ -512,7 +513,7 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
         return {}
     found: dict[str, float] = {}
     if reward.asks_judge:
-        num_known = sum(item.source < 0 for item in made.items)  # controls are made of some of these
+        num_known = sum(item.source < 0 for item in made.items)  # controls are made from some of these
         log(f"trying the judge on {num_known} {kind} whose worth is known")
         found |= labeller.preflight_on(made, seed, log)
     if is_measured:
@@ -527,5 +528,5 @@ def preflight(  # noqa: PLR0913 - all of them parts of a run
 
 
 def flip_if_configured(frames: Frames, reward: TurnRewardConfig) -> Frames:
-    """`frames` [N, H, W, 3] as the judge sees them: as the env drew them, or flipped left to right."""
+    """Returns `frames` [N, H, W, 3] as the judge sees them: unchanged, or flipped left to right."""
     return np.ascontiguousarray(frames[:, :, ::-1]) if reward.flip_images else frames

@@ -1,6 +1,5 @@
-"""Differences between policies that reply and policies that act in chunks, as the algorithm sees them: how episodes are
-rolled out and evaluated, what the supervised start is, and how images are drawn. One object of either class is all that
-`PolicyGradient` knows of the kind of its env.
+"""Differences between policies with replies and with chunks, from the algorithm's point of view: rollouts, evaluations,
+the supervised start, and drawing. `PolicyGradient` only knows the kind of its env through one object of either class.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,17 +33,17 @@ from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 
 
 class TurnRollouts:
-    """Envs that are talked to, played in the algorithm's process; an engine samples the replies.
+    """Envs in turns, played in the algorithm's process; an engine samples the replies.
 
     Args:
-        config: of the algorithm.
-        viewer: an env of the task, which draws.
-        policy: plays here, unless an engine elsewhere has its weights.
-        runner_group: RLlib's, of one runner here.
+        config: config of the algorithm.
+        viewer: an env of the task, which only draws.
+        policy: samples here, unless an engine elsewhere has its weights.
+        runner_group: RLlib's, with one runner here.
     """
 
     remembers = True
-    """Whether a scorer keeps what it said of a turn: the same turns come again."""
+    """Whether a scorer remembers its score of a turn: the same turns recur."""
 
     def __init__(self, config: TokenConfig, viewer: Any, policy: Any, runner_group: Any) -> None:
         self.config, self.policy = config, policy
@@ -55,7 +54,7 @@ class TurnRollouts:
         self.engine: Engine | None = self._make_engine()
         self.bucket_bytes = self.engine.bucket_bytes
         runner.actor = Actor(self.engine, algo.max_reply_tokens, algo.temperature)
-        if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # else no element differs from the others
+        if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # otherwise all elements are treated alike
             for slot in runner.slots:
                 slot.action_elements = policy.action_elements
         held_out = config.env_settings.for_evaluation()
@@ -71,15 +70,15 @@ class TurnRollouts:
 
     @staticmethod
     def viewer_settings(config: TokenConfig) -> EnvConfig:
-        """Settings of the env that draws."""
+        """Returns the settings of the env that draws."""
         return config.env_settings
 
     def _make_engine(self) -> Engine:
-        """The engine that samples replies: the policy of this process, or the result of the config's `make_engine`."""
+        """Makes the engine that samples replies: this process's policy, or the result of the config's `make_engine`."""
         config = self.config
         if config.make_engine is None:
             return PolicyEngine(self.policy, max(config.algo.num_envs, config.eval_envs))
-        # a fixed turn and reply, by which replicas are compared with this policy whenever they take its weights over
+        # a fixed turn and reply, with which replicas are compared with this policy whenever they load its weights
         slot = make_slot(config.task, config.env_settings, config.history)
         slot.begin(config.seed)
         frame = draw_history(slot.env, slot.obs.snapshots)
@@ -88,11 +87,11 @@ class TurnRollouts:
         return config.make_engine(self.policy, obs, self.policy.write(slot.env.action_text(0)), frame)
 
     def show_to(self, labeller: RewardLabeller) -> None:
-        """From now on `labeller` is shown each row of turns as soon as it was played."""
+        """Shows each row of turns to `labeller` from now on, as soon as it was played."""
         self._runner.show = labeller.show if labeller.asks else None
 
     def play(self, weights: Weights, is_compared: bool) -> Rollout:
-        """Pieces of the envs' episodes, or whole ones: in groups where they are compared."""
+        """Returns pieces of the envs' episodes, or whole ones in groups if they are compared."""
         assert self.engine is not None, "made with it"
         self.engine.use(weights)
         algo = self.config.algo
@@ -101,7 +100,7 @@ class TurnRollouts:
         return self._runner.sample_groups(group_size=algo.group_size if is_compared else 1), []
 
     def pack(self, version: int, buckets: list[Bucket]) -> Weights:
-        """The policy's weights as they are now, in the engine's way; `buckets` as of `Engine.pack`."""
+        """Packs the policy's present weights in the engine's form; for `buckets` see `Engine.pack`."""
         assert self.engine is not None, "made with it"
         # once for each version: with `rounds` a policy plays several rollouts
         if self._packed is None or self._packed[0] != version:
@@ -109,25 +108,25 @@ class TurnRollouts:
         return self._packed[1]
 
     def _use_newest(self) -> None:
-        """Has replies that are asked for from here on be sampled with the newest weights that were packed, where the
-        learner has finished an update since this rollout began; called by the thread that plays it.
+        """Samples further replies with the newest packed weights, if the learner has finished an update since this
+        rollout began; called by the thread that plays it.
         """
         assert self.engine is not None, "made with it"
         if self._packed is not None and self._packed[0] > self.engine.version:
             self.engine.use(self._packed[1])
 
     def forget_packed(self) -> None:
-        """The weights have changed without a new version: a checkpoint was loaded."""
+        """Drops packed weights that changed without a new version, when a checkpoint is loaded."""
         self._packed = None
 
     @property
     def can_act(self) -> bool:
-        """Whether there is a supervised start, or what was loaded plays a little."""
+        """Returns whether there is a supervised start, or the loaded policy can play a little."""
         sft = self.config.sft
         return sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from)
 
     def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
-        """The supervised start; figures by their names in `metrics`."""
+        """Runs the supervised start; returns metrics by their names in `metrics`."""
         if not self.can_act:
             return {}
         measured, self._unseen = start(self.config, self.policy, viewer, learn, log)
@@ -136,13 +135,13 @@ class TurnRollouts:
     def validate(
         self, measured: Mapping[str, float], version: int, learners: Any, log: Callable[[str], None]
     ) -> dict[str, float]:
-        """How well what was held out of the supervised start is done after it; says so in a line.
+        """Returns how well the policy does on data held out of the supervised start; logs it in a line.
 
         Args:
-            measured: of the start.
-            version: of the weights, which the engine has.
-            learners: say the loss.
-            log: takes the line.
+            measured: metrics of the start.
+            version: version of the engine's weights.
+            learners: learners that compute the loss.
+            log: receives the line.
         """
         config, sft = self.config, self.config.sft
         if not measured:
@@ -161,26 +160,26 @@ class TurnRollouts:
         return found
 
     def player(self) -> TokenPlayer:
-        """Plays evaluations."""
+        """Makes the player of evaluations."""
         return self._player
 
     def watch(self, newest: Sequence[TokenEpisode]) -> dict[str, float]:
-        """Figures of the newest replies, by names in `metrics`."""
+        """Returns metrics of the newest replies, by names in `metrics`."""
         return watch_replies(newest, self.config.algo.max_reply_tokens) if newest else {}
 
     def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:  # noqa: ARG002 - images have their own size
-        """[N, H, W, 3] the images of `snapshots` [N, D], in the task's own size."""
+        """Returns [N, H, W, 3], images of `snapshots` [N, D] in the task's own size."""
         return env.draw(snapshots)
 
 
 class ChunkRollouts:
-    """Envs in chunks, played in groups: by the policy of this process, or by env runners that have a copy of it.
+    """Envs in chunks, played in groups by this process's policy, or by env runners with a copy of it.
 
     Args:
-        config: of the algorithm.
-        viewer: an env of held-out starts, which draws.
-        policy: of this process.
-        runner_group: RLlib's, of one runner here or of several elsewhere.
+        config: config of the algorithm.
+        viewer: an env of held-out starts, which only draws.
+        policy: policy of this process.
+        runner_group: RLlib's, with one runner here or several elsewhere.
     """
 
     remembers = False
@@ -198,27 +197,27 @@ class ChunkRollouts:
             self.group = LocalRunnerGroup(self._runner)
         self._show: Callable[[Sequence[TokenEpisode]], None] = lambda episodes: None
         reward, algo = config.reward, config.algo
-        # one part where no judge looks at them meanwhile, and some for each env runner
+        # a single part if no judge scores meanwhile, otherwise some for each env runner
         num_parts = min(reward.parts, max(1, algo.groups // max(1, algo.env_runners))) if reward.scores else 1
         self._parts = [len(part) for part in np.array_split(np.arange(algo.groups), num_parts)]
 
     @staticmethod
     def viewer_settings(config: TokenConfig) -> EnvConfig:
-        """Settings of the env that draws."""
+        """Returns the settings of the env that draws."""
         return config.env_settings.for_evaluation()
 
     def show_to(self, labeller: RewardLabeller) -> None:
-        """From now on `labeller` is shown each part of a rollout as soon as it was played."""
+        """Shows each part of a rollout to `labeller` from now on, as soon as it was played."""
         self._show = labeller.show
 
     def play(self, weights: Weights, is_compared: bool) -> Rollout:  # noqa: ARG002 - they always play in groups
-        """Groups of whole episodes, part by part; groups of a runner that is lost are played by the others."""
+        """Plays groups of whole episodes, part by part; groups of a lost runner are played by the others."""
         version, values = weights
         rollouts: list[Rollout] = []
         for num_missing in self._parts:
-            # an env runner that is lost brings less: missing episodes are asked for again, of those that are there
+            # a lost env runner returns less: missing episodes are requested again from the others
             while num_missing > 0:
-                self.group.revive()  # here, since only one thread may talk to them
+                self.group.revive()  # here, because only one thread may call them
                 turn = {"num_groups": num_missing, "version": version, "players": self.group.alive()}
                 if self._runner is None:
                     turn["statistics"] = self.policy.statistics
@@ -230,20 +229,20 @@ class ChunkRollouts:
         return join(rollouts)
 
     def pack(self, version: int, buckets: list[Bucket]) -> Weights:  # noqa: ARG002 - its runners take one vector
-        """The version of the weights and, for env runners, the weights."""
+        """Returns the version of the weights and, for env runners, the weights."""
         return version, ray.put(self._weights()) if self._runner is None else None
 
     def _weights(self) -> FloatArray:
-        """[P] those of the policy that learn, as `ChunkRunner.act` takes them."""
+        """Returns [P], the policy's trained weights in the form of `ChunkRunner.act`."""
         return parameters_to_vector(self.policy.trained_state().values()).cpu().numpy()
 
     def forget_packed(self) -> None:
-        """Nothing is kept."""
+        """Does nothing, because nothing is kept."""
 
     can_act = True
 
     def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
-        """The supervised start; figures by their names in `metrics`."""
+        """Runs the supervised start; returns metrics by their names in `metrics`."""
         measured, _ = start(self.config, self.policy, viewer, learn, log)
         explored = self.policy.explored(viewer, self.config.algo.min_range)
         if still := np.flatnonzero(~explored).tolist():
@@ -252,11 +251,11 @@ class ChunkRollouts:
         return measured
 
     def validate(self, *start: Any) -> dict[str, float]:  # noqa: ARG002 - evaluations say what the policy can do
-        """Nothing."""
+        """Does nothing: evaluations show what the policy can do."""
         return {}
 
     def player(self) -> TokenPlayer:
-        """Plays evaluations where rollouts are played: in this process, by its env workers, or by env runners."""
+        """Makes a player of evaluations that plays where rollouts do: here, by env workers, or by env runners."""
         sampler = ChunkSampler(policy=self.policy, env=self._viewer, algo=self.config.algo)
         return chunk_player(sampler, play=self._play_held_out)
 
@@ -269,13 +268,13 @@ class ChunkRollouts:
         return self.group.collect()[0]
 
     def watch(self, newest: Sequence[TokenEpisode]) -> dict[str, float]:  # noqa: ARG002 - chunks are always readable
-        """Nothing."""
+        """Does nothing: chunks are always readable."""
         return {}
 
     def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:
-        """[N, size_px, size_px, 3] the images of `snapshots` [N, D] by the first camera."""
+        """Returns [N, size_px, size_px, 3], images of `snapshots` [N, D] by the first camera."""
         return env.draw(snapshots, size_px)
 
 
 ROLLOUTS: dict[str, type[TurnRollouts] | type[ChunkRollouts]] = {"turns": TurnRollouts, "chunks": ChunkRollouts}
-"""By the kind of a task's env."""
+"""Classes by the kind of a task's env."""

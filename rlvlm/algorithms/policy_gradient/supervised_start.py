@@ -1,4 +1,4 @@
-"""Supervised start of a policy before its first rollout: learns from demonstrations, or takes another run's policy.
+"""Supervised start of a policy before its first rollout: learns from demonstrations, or loads another run's policy.
 
 A run begins with it, and the job `rlvlm sft` (`sft_job`) is nothing else.
 """
@@ -32,42 +32,42 @@ from rlvlm.policies.vla.policy import VLAPolicy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lessons:
-    """Demonstrations that were gathered for a policy."""
+    """Demonstrations collected for a policy."""
 
     shown: Any
-    """What it imitates: episodes in turns, or chunks."""
+    """Demonstrations to imitate: episodes in turns, or chunks."""
     weights: Weights | None = None
-    """What each answer counts; None: all alike."""
+    """Weights of the answers; None: all equal."""
     held_out: Sequence[TokenEpisode] = ()
-    """Episodes in turns that are kept for validation."""
+    """Episodes in turns that are held out for validation."""
     measured: Mapping[str, float]
-    """Figures about them by names in `rlvlm.core.metrics`."""
+    """Metrics of the demonstrations, by names in `rlvlm.core.metrics`."""
 
 
 Learn = Callable[[Lessons], float]
-"""Has the learners imitate what was shown, after which the policy of this process has their weights; returns the last
-loss."""
+"""Function that has the learners imitate the demonstrations, after which this process's policy has their weights;
+returns the last loss."""
 
 
 def start(
     config: TokenConfig, policy: Any, env: Any, learn: Learn, log: Callable[[str], None]
 ) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
-    """Has the policy learn from demonstrations, or gives it another run's weights; one that comes trained learns from a
-    folder alone.
+    """Trains the policy on demonstrations, or gives it another run's weights; a pretrained one only learns from a
+    folder.
 
     Args:
-        config: with `sft`, which says what it begins with.
-        policy: of this process; takes statistics, and another run's weights.
-        env: of the task; one in chunks has held-out states and a script that demonstrates.
+        config: with `sft`, which decides how to start.
+        policy: policy of this process, which gets statistics, or another run's weights.
+        env: env of the task; one in chunks has held-out states and a script for demonstrations.
         learn: see `Learn`.
-        log: takes a line on what is being done now.
+        log: receives progress messages.
 
     Returns:
-        The last loss, the seconds and figures of the demonstrations, by names in `rlvlm.core.metrics`, and the episodes
-        that were held out; nothing where nothing was imitated.
+        The last loss, the seconds and metrics of the demonstrations, by names in `rlvlm.core.metrics`, and the held-out
+        episodes; empty if nothing was imitated.
 
     Raises:
-        UsageError: the demonstrations, or the weights, are of no use in this env.
+        UsageError: the demonstrations, or the weights, are unusable in this env.
     """
     if config.sft.start_from:
         folder = Path(config.sft.start_from).expanduser()
@@ -88,9 +88,7 @@ def start(
 
 
 def gather(config: TokenConfig, policy: Any, env: Any, log: Callable[[str], None]) -> Lessons:
-    """Demonstrations by the env's expert, or of the folder that `config.sft` names, see `start`. A VLA learns their
-    statistics.
-    """
+    """Returns demonstrations by the env's expert, or of the folder in `config.sft`; a VLA learns their statistics."""
     return _turns(config, policy, log) if config.kind == "turns" else _chunks(config, policy, env, log)
 
 
@@ -114,7 +112,7 @@ def _turns(config: TokenConfig, policy: ReplyPolicy, log: Callable[[str], None])
     if sft.weighting == "condition":
         prompts = [text for episode in learned for text in episode.obs.texts[:-1]]
         texts = iter(told(prompts, weights.judged, _noise(config.seed)))
-        # of prompts there is one more than turns: the last is of the state after the episode
+        # there is one more prompt than turns: the last is of the state after the episode
         learned = [
             replace(episode, obs=replace(episode.obs, texts=(*islice(texts, len(episode)), episode.obs.texts[-1])))
             for episode in learned
@@ -130,13 +128,13 @@ def _chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable
         log(f"{sft.episodes} demonstrations by the task's expert")
         shown = demonstrate_chunks(env, sft, config.seed, log)
     weights: Weights | None = shown.weights
-    # bins and scales that span what is done by chance are too coarse for what is done well
+    # bins and scales that span random actions are too coarse for skilled ones
     good = np.arange(len(shown.actions)) if weights is None else np.flatnonzero(weights.is_good())
     policy.learn_statistics(replace(shown, obs=shown.obs.at(good.tolist()), actions=shown.actions[good]), env)
     if weights is not None and sft.weighting == "condition":
         for text in sorted(set(shown.obs.texts)):
             plain, asked = policy.read([text]), policy.read(positive([text]))
-            if torch.equal(plain, asked):  # a tokenizer with an end to what it reads
+            if torch.equal(plain, asked):  # a tokenizer that truncates
                 raise UsageError(
                     f"sft.weighting condition has no effect: the policy reads nothing behind {text!r}",
                     "choose another --sft.weighting, or import the data with a shorter sentence",
@@ -149,12 +147,12 @@ def _chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable
 
 
 def _noise(seed: int) -> np.random.Generator:
-    """Says which answers are learned without a word on how they did."""
+    """Returns the generator that draws which answers lose their label."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(7,)))
 
 
 def held_out_words(measured: Mapping[str, float], updates: int) -> str:
-    """Summary of a supervised start of replies, in a line."""
+    """Returns a one-line summary of a supervised start of replies."""
     held_out = "no held-out turns"
     if metrics.SFT_VALID in measured:
         exact, valid = measured[metrics.SFT_EXACT_ACTION], measured[metrics.SFT_VALID]

@@ -1,5 +1,5 @@
-"""Plays envs that are talked to with a policy: the actor asks an engine for the replies of many slots, the runner plays
-the rollouts of a run, and `play_turns` whole episodes.
+"""Rollouts in envs in turns: the actor asks an engine for the replies of many slots, the runner plays the rollouts of a
+run, and `play_turns` whole episodes.
 """
 
 import itertools
@@ -24,16 +24,16 @@ from rlvlm.policies.vlm.engine import Engine
 logger = logging.getLogger(__name__)
 
 _FIRST_TRAINING_SEED = 2**32
-"""Seeds of training episodes lie here and above: evaluations, which count from 1,000,000, never share one."""
+"""First seed of training episodes: evaluations, which count from 1,000,000, never share one."""
 
 
 class Actor:
-    """Asks a policy engine for the replies of many slots at once, showing it what it has not seen.
+    """Asks a policy engine for the replies of many slots at once, and shows it new images.
 
     Args:
-        engine: in process or served.
-        max_reply_tokens: a reply is cut after so many.
-        temperature: of sampling.
+        engine: engine in process or served.
+        max_reply_tokens: maximum length of a reply, at which it is cut.
+        temperature: temperature of sampling.
     """
 
     def __init__(self, engine: Engine, max_reply_tokens: int, temperature: float) -> None:
@@ -43,16 +43,16 @@ class Actor:
 
     @property
     def version(self) -> int:
-        """Version of the weights that the next replies are sampled with."""
+        """Version of the weights for the next replies."""
         return self._engine.version
 
     def act(self, slots: Sequence[EnvSlot], seeds: Sequence[int], greedy: bool = False) -> list[SampledReply]:
-        """A reply to the present turn of every slot, in their order; an action head's action is one token.
+        """Returns a reply to the present turn of every slot, in order; an action head's action is one token.
 
         Args:
-            slots: of one task.
-            seeds: of each reply alone.
-            greedy: the likeliest token each time.
+            slots: slots of one task.
+            seeds: seed of each reply.
+            greedy: whether to take the most likely token each time.
         """
         replies = self._engine.reply(
             self.show(slots), seeds,
@@ -61,19 +61,19 @@ class Actor:
         return [_readable(slot, reply) for slot, reply in zip(slots, replies, strict=True)]
 
     def begin(self, slot: EnvSlot, seed: int) -> Future[Any]:
-        """Asks for a reply to the present turn of `slot` and returns at once; `end` has it when the result is there."""
+        """Requests a reply to the present turn of `slot` and returns at once; `end` returns it once it is there."""
         [asked] = self._engine.begin(  # pyright: ignore[reportAttributeAccessIssue] - the config has checked the engine
             self.show([slot]), [seed], max_new_tokens=self._max_reply_tokens, temperature=self._temperature
         )
         return asked
 
     def end(self, slot: EnvSlot, asked: Future[Any]) -> SampledReply:
-        """The reply that `begin` has asked for."""
+        """Returns the reply requested by `begin`."""
         [reply] = self._engine.end([asked])  # pyright: ignore[reportAttributeAccessIssue]
         return _readable(slot, reply)
 
     def show(self, slots: Sequence[EnvSlot]) -> Observations:
-        """Observations of `slots` now; draws and encodes what the engine does not have of it."""
+        """Returns the present observations of `slots`; draws and shows images that the engine lacks."""
         obs = Observations.joined([slot.obs for slot in slots])
         if missing := self._engine.missing(obs.images):
             frames = draw_history(slots[0].env, obs.snapshots[missing])
@@ -82,25 +82,25 @@ class Actor:
 
 
 def _readable(slot: EnvSlot, reply: SampledReply) -> SampledReply:
-    """The reply with the action head's choice in the words that the env reads; one in words as it is."""
+    """Returns the reply with an action head's choice as text for the env; text replies unchanged."""
     return reply if reply.action is None else replace(reply, text=slot.env.action_text(reply.action))
 
 
 def play_turns(
     actor: Actor, make_slot: Callable[[], EnvSlot], seeds: Sequence[int], num_slots: int, greedy: bool
 ) -> list[TokenEpisode]:
-    """A whole episode from a reset with each seed, in their order.
+    """Plays a whole episode from each seed and returns them in order.
 
     Args:
-        actor: plays.
+        actor: actor that answers.
         make_slot: makes a slot with an env of its own.
-        seeds: >= 0.
-        num_slots: episodes under way at once.
-        greedy: the likeliest token each time.
+        seeds: seeds >= 0.
+        num_slots: number of concurrent episodes.
+        greedy: whether to take the most likely token each time.
     """
 
     def act(slots: Sequence[EnvSlot]) -> list[SampledReply]:
-        # from each episode's own generator: what else is under way makes no difference to a reply
+        # from each episode's own generator: a reply does not depend on other episodes
         return actor.act(slots, [int(slot.rng.integers(2**63)) for slot in slots], greedy)
 
     slots = [make_slot() for _ in range(min(num_slots, len(seeds)))]
@@ -110,34 +110,34 @@ def play_turns(
 
 @dataclass
 class _Group:
-    """Episodes from one seed that an asynchronous rollout plays, whichever envs are free."""
+    """Episodes with the same seed that an asynchronous rollout plays, in any free envs."""
 
     seed: int
     number: int
     version: int
-    """Version of the weights that its first turn was asked for with."""
+    """Version of the weights for its first turn."""
     num_waiting: int
-    """Episodes that no env has begun."""
+    """Number of episodes that no env has begun."""
     episodes: list[TokenEpisode] = field(default_factory=list)
-    """Episodes that are over."""
+    """Finished episodes."""
 
 
 class TurnRunner(BaseRunner):
-    """Envs that are talked to, played side by side by the policy that is trained, in its process.
+    """Envs in turns, played side by side by the policy in training, in its process.
 
     Seeds of episodes and replies come from one generator of the runner's own.
 
     Args:
-        config: of the algorithm.
+        config: config of the algorithm.
         worker_index: 0; there are no others.
     """
 
     actor: Actor
-    """Set by the algorithm: plays with the learner's policy."""
+    """Actor that plays with the learner's policy; set by the algorithm."""
     show: Callable[[Sequence[TokenEpisode]], None] | None = None
-    """Set by the algorithm: is handed each row of turns as soon as it was played."""
+    """Function called with each row of turns as soon as it was played; set by the algorithm."""
     use_newest: Callable[[], None] = staticmethod(lambda: None)
-    """Set by the algorithm: has the actor ask for replies by the newest weights from here on."""
+    """Function that makes the actor use the newest weights from now on; set by the algorithm."""
 
     def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
         super().__init__(config=config, worker_index=worker_index)
@@ -155,7 +155,7 @@ class TurnRunner(BaseRunner):
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride] - its callers pass these
         self, *, num_turns: int
     ) -> list[TokenEpisode]:
-        """The pieces of `num_turns` turns of every env, or, asynchronous, of as many of all together; an episode that
+        """Plays pieces of `num_turns` turns of every env or, if asynchronous, as many of all together; an episode that
         ends is followed by the next at once.
         """
         for slot in self.slots:
@@ -167,14 +167,14 @@ class TurnRunner(BaseRunner):
             if slot.is_over:
                 episodes.append(slot.episode())
                 slot.begin(self._fresh_seed(), self._new_group(), int(episodes[-1].played_at[-1]) + 1)
-        self.actor.show(self.slots)  # the critic is asked about the last states
+        self.actor.show(self.slots)  # the critic predicts the values of the last states
         return episodes + [slot.episode() for slot in self.slots if slot.piece_len]
 
     def sample_groups(self, *, group_size: int) -> list[TokenEpisode]:
-        """As many whole episodes as there are envs; `group_size` neighbours start from the same seed."""
+        """Plays as many whole episodes as there are envs; `group_size` neighbours start from the same seed."""
         if self.config.algo.rollout == "asynchronous":
             return self._groups_as_answered(group_size)
-        # one seed for a group: its episodes differ by what the policy draws, and by nothing else
+        # one seed for a group: its episodes only differ by the policy's samples
         starts = [(self._fresh_seed(), self._new_group()) for _ in range(len(self.slots) // group_size)]
         for index, slot in enumerate(self.slots):
             slot.begin(*starts[index // group_size])
@@ -221,10 +221,11 @@ class TurnRunner(BaseRunner):
                     yield self._take(reply)
 
     def _groups_as_answered(self, group_size: int) -> list[TokenEpisode]:
-        """Episodes of the next groups that are over as a whole, as many as the envs hold; an env that has nothing left
-        to do for them begins the groups after them, as soon as there are newer weights than the rollout began with.
+        """Plays the next groups to completion, as many episodes as there are envs; an env without work for them begins
+        later groups, as soon as there are newer weights than at the rollout's start.
 
-        A group is as old as its first turn: what newer weights began is carried over, all others are waited for.
+        A group is as old as its first turn: groups begun with newer weights are carried over, all others are waited
+        for.
         """
         first, num_wanted = self.actor.version, len(self.slots) // group_size
         whole: list[_Group] = []
@@ -243,20 +244,20 @@ class TurnRunner(BaseRunner):
                     self._free.add(slot.index)
                     self._groups[slot.group].episodes.append(slot.episode())
             ended = [group for group in self._groups.values() if len(group.episodes) == group_size]
-            for group in sorted(ended, key=lambda group: group.version > first):  # those that are due come first
+            for group in sorted(ended, key=lambda group: group.version > first):  # groups that are due come first
                 if group.version <= first or len(whole) + self._num_due(first) < num_wanted:
                     whole.append(self._groups.pop(group.number))
 
     def _begin_groups(self, first: int, num_whole: int, group_size: int) -> None:
-        """Has free envs begin what is left of the groups, and new groups, in a rollout that began with weights `first`
-        and has `num_whole` of its groups.
+        """Lets free envs begin the rest of the groups, and new groups, in a rollout that began with weights `first` and
+        has `num_whole` of its groups.
         """
         num_wanted, is_newer = len(self.slots) // group_size, self.actor.version > first
         for index in sorted(self._free):
             group = next((group for group in self._groups.values() if group.num_waiting), None)
             if group is None:
                 num_due = self._num_due(first)
-                # what is carried over is due in the next rollout, which takes no more than this one
+                # carried-over groups are due in the next rollout, which takes no more than this one
                 if (len(self._groups) - num_due if is_newer else num_whole + num_due) == num_wanted:
                     return
                 group = _Group(self._fresh_seed(), self._new_group(), self.actor.version, group_size)
@@ -266,14 +267,14 @@ class TurnRunner(BaseRunner):
             self.slots[index].begin(group.seed, group.number)
 
     def _num_due(self, first: int) -> int:
-        """Groups that are not over and cannot be carried over from a rollout that began with weights `first`."""
+        """Returns the number of unfinished groups that a rollout with weights `first` cannot carry over."""
         return sum(group.version <= first for group in self._groups.values())
 
     def _ask(self, slot: EnvSlot) -> None:
         self._asked[self.actor.begin(slot, self._reply_seed())] = slot, self.actor.version
 
     def _take(self, reply: Future[Any]) -> EnvSlot:
-        """Plays the turn that `reply` is the answer to; returns its slot."""
+        """Plays the turn answered by `reply`; returns its slot."""
         slot, _ = self._asked.pop(reply)
         self._play([slot], [self.actor.end(slot, reply)])
         return slot
@@ -281,7 +282,7 @@ class TurnRunner(BaseRunner):
     def _play(self, slots: Sequence[EnvSlot], replies: Sequence[SampledReply]) -> None:
         """Plays a turn of each of `slots`.
 
-        States that a time limit cut off are shown to the policy: its critic is asked about them next.
+        States cut off by a time limit are shown to the policy: its critic predicts their values next.
         """
         for slot, reply in zip(slots, replies, strict=True):
             slot.play(reply)
@@ -298,14 +299,14 @@ class TurnRunner(BaseRunner):
         return int(self._noise.integers(_FIRST_TRAINING_SEED, 2 * _FIRST_TRAINING_SEED))
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        """Snapshots and the actions' numbers, under the name RLlib gives to the only module."""
+        """Returns the spaces of snapshots and action numbers, under RLlib's name for the only module."""
         env = self.slots[0].env
         snapshots = gym.spaces.Box(-np.inf, np.inf, (env.snapshot_size,), np.float32)
         return {DEFAULT_MODULE_ID: (snapshots, gym.spaces.Discrete(len(env.action_names)))}
 
     def save_tree(self) -> dict[str, Any]:
-        """Envs, running episodes and seeds to come: after `load_tree` the future is bit-identical, unless an
-        asynchronous rollout has carried something over, which is left out.
+        """Returns envs, running episodes and future seeds: after `load_tree` the future is bit-identical, except that
+        data carried over by an asynchronous rollout are left out.
         """
         return {
             "slots": [slot.get_state() for slot in self.slots],
@@ -326,7 +327,7 @@ class TurnRunner(BaseRunner):
             )  # fmt: skip
 
     def _forget_asked(self) -> None:
-        """Nothing is carried over into the next rollout."""
+        """Drops all data carried over into the next rollout."""
         self._asked: dict[Future[Any], tuple[EnvSlot, int]] = {}
         self._groups: dict[int, _Group] = {}
         self._free = set(range(len(self.slots)))
