@@ -1,4 +1,4 @@
-"""Can a pocket judge learn a preference it does not have? `python -m benchmarks.distill_goal`
+"""Measures whether a pocket judge can learn a preference it does not have: `python -m benchmarks.distill_goal`
 
 The shipped pocket judge knows one goal, and asked to close the drawer still prefers the open one. The store made here
 holds labels of an oracle for "close the drawer" on drawn scenes; the pupil that is distilled from it is asked through

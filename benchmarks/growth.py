@@ -1,4 +1,4 @@
-"""A million env steps: what memory and a step cost at the end, and what at the start. `python benchmarks/growth.py`.
+"""Memory and time per step at the start and the end of a million env steps: `python benchmarks/growth.py`.
 
 The run is `drawer_open` as a user would start it (served pocket judge, image reward model, replay, relabelling), but
 for the policy, which stays random, and SAC's updates, which are left out: they cost the same at every age of a run and

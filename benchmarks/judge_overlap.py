@@ -1,4 +1,4 @@
-"""What the loop waits for when it waits for labels: `python benchmarks/judge_overlap.py`.
+"""Time that the loop waits for labels, by cause: `python benchmarks/judge_overlap.py`.
 
 Holds feedback sessions as a default run of drawer_open does: pairs of real episodes, drawn, sent to the pocket judge on
 Serve, answered, stored. Prints, per session size, how long the loop waits, the share of it in which the judge computes,

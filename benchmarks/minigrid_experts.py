@@ -1,4 +1,4 @@
-"""How often the scripted expert of each env of MiniGrid and BabyAI succeeds.
+"""Success rates of the scripted expert in each env of MiniGrid and BabyAI.
 
 python benchmarks/minigrid_experts.py --seeds 20
 """

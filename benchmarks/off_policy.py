@@ -1,4 +1,4 @@
-"""What learning costs where another policy played: an engine that differs on purpose, or rollouts that are old.
+"""Effect of off-policy data on learning: from an engine that differs on purpose, or from old rollouts.
 
     python benchmarks/off_policy.py number_line --temperatures 1.5 --noise 1 --seeds 0 1 2
     python benchmarks/off_policy.py push_block --steps 400000 --staleness 0 1 2 --seeds 0 1 2 --out stale.json

@@ -1,4 +1,4 @@
-"""How long a replay of 200,000 steps takes to relabel after a fit: `python benchmarks/relabel.py`.
+"""Time to relabel a replay of 200,000 steps after a fit: `python benchmarks/relabel.py`.
 
 The steps are real ones of drawer_open, played by the random policy of the run's start; the reward models are fitted to
 an oracle's answers. Prints CPU seconds per model, the longest that acting stands still, and what there was to look at,

@@ -1,4 +1,4 @@
-"""What env runners and judge replicas bring, and what Ray takes per item: `python benchmarks/scaling.py --out c.json`.
+"""Gain from env runners and judge replicas, and Ray's cost per item: `python benchmarks/scaling.py --out c.json`.
 
 (a) acting: env steps per second with 0, 1 and 2 env runners, without updates and with one update per step.
 (b) judge: pairs per second of the pocket judge with 1 and 2 replicas.

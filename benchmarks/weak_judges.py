@@ -1,4 +1,4 @@
-"""What gets more out of a weak judge: ways of asking and of fitting, compared by the reward model that they give.
+"""Comparison of ways to ask a weak judge and to fit its answers, by the resulting reward model.
 
     python benchmarks/weak_judges.py --out weak_judges.csv
 

@@ -1,4 +1,4 @@
-"""An env in chunks of one's own in one file, with a setting of its own, the wind. See docs/chunk_envs.md."""
+"""An env in chunks of your own in one file, with a setting of its own, the wind. See docs/chunk_envs.md."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Judges of one's own for `slide_ball`, in one file: a function of images, and a whole judge. See docs/judges.md."""
+"""Judges of your own for `slide_ball`, in one file: a function of images, and a whole judge. See docs/judges.md."""
 
 import numpy as np
 

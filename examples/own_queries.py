@@ -1,4 +1,4 @@
-"""A way of one's own to choose what a judge is asked: pairs that the reward model finds hardest to tell apart.
+"""A query strategy of your own: asks about the pairs that the reward model finds hardest to tell apart.
 
 python -m rlvlm.run drawer_open --reward.teacher oracle --feedback.sampling own_queries:nearest
 """

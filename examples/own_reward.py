@@ -1,4 +1,4 @@
-"""Rewards and a teacher of one's own: copy this file, keep what you need, and name it on the command line.
+"""Rewards and a teacher of your own: copy this file, keep what you need, and name it on the command line.
 
 python -m rlvlm.run drawer_open --reward.source examples/own_reward.py:brightness
 python -m rlvlm.run drawer_open --reward.source examples/own_reward.py:Effort

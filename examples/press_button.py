@@ -1,4 +1,4 @@
-"""An env in turns of one's own in one file: press the button of the lamp's colour. See docs/turn_envs.md."""
+"""An env in turns of your own in one file: press the button of the lamp's colour. See docs/turn_envs.md."""
 
 import numpy as np
 

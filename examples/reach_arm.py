@@ -1,4 +1,4 @@
-"""A MuJoCo task of one's own in one file: a two-link arm is to touch the green ball. See docs/mujoco_tasks.md."""
+"""A MuJoCo task of your own in one file: a two-link arm has to touch the green ball. See docs/mujoco_tasks.md."""
 
 import numpy as np
 

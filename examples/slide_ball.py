@@ -1,4 +1,4 @@
-"""A task of one's own in one file: a ball slides over a plate and is to stop in the ring. See docs/tasks.md."""
+"""A task of your own in one file: a ball slides over a plate and has to stop in the ring. See docs/tasks.md."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""The network of the pocket models: Qwen3-VL's architecture and tokenizer, scaled down to a few million parameters.
+"""Network of the pocket models: Qwen3-VL's architecture and tokenizer, scaled down to a few million parameters.
 
 `train` builds it here once; everybody else loads the saved folder as any Qwen3-VL.
 """

@@ -1,6 +1,6 @@
-"""The supervised start of any policy: it imitates what it was shown, in the learners and as they are, sharded or not.
+"""The supervised start of any policy: imitation of demonstrations in the learners, sharded or not.
 
-What is shown is gathered by `sft_replies` and `sft_chunks`; how an answer is imitated the policy knows itself.
+`sft_replies` and `sft_chunks` collect the demonstrations; the policy itself defines the loss of an answer.
 """
 
 import math
@@ -25,31 +25,31 @@ from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.vlms.devices import repeatable
 
 _RECENT = 10
-"""Updates whose mean loss is told."""
+"""Number of updates in the displayed mean loss."""
 _MEGA = 8
-"""Batches that are sorted by length together: more save padding, fewer mix better."""
+"""Number of batches sorted by length together: more save padding, fewer mix better."""
 
 
 class Imitator(Stateful):
-    """Teaches `policy` what it was shown. What a loss is, `Policy.imitation` says.
+    """Teaches `policy` to imitate demonstrations, with the loss of `Policy.imitation`.
 
-    Several learners take each step together, on equal policies, demonstrations and random numbers.
+    Several learners take each step together, with equal policies, demonstrations and random numbers.
 
     Args:
-        policy: is changed; the value head is left alone.
-        env: draws what it sees.
-        shown: as `Policy.imitation` takes it.
+        policy: policy to train; its value head stays unchanged.
+        env: draws the policy's images.
+        shown: demonstrations in the form of `Policy.imitation`.
         sft: steps, batches and step sizes.
-        rng: of batches and all else that is drawn.
-        log: takes a line on how it goes.
-        weights: what each shown answer counts, in the order in which they were shown; None: all 1. The more one counts,
-            the more often it is drawn: the expected gradient is that of a weighted loss, and a batch is full of answers
-            that count, however few they are.
-        at_once: cuts what each learner goes through, units of answers [U, A], into parts that go through the policy at
-            once; a unit is an answer, or with the weighting preference a pair of segments.
+        rng: generator of batches and all other random choices.
+        log: receives progress messages.
+        weights: weight of each answer, in the order of `shown`; None: all 1. Answers are drawn in proportion to their
+            weights: the expected gradient is that of a weighted loss, and a batch is full of useful answers, however
+            few they are.
+        at_once: splits each learner's share, units of answers [U, A], into micro-batches; a unit is an answer or, with
+            the weighting preference, a pair of segments.
 
     Raises:
-        UsageError: see `Policy.imitation`; or the policy has a use for none of them, or none counts.
+        UsageError: see `Policy.imitation`; or the policy can use none of them, or all weights are 0.
     """
 
     STATE = {"num_updates": "num_updates", "losses": "_losses", "rng": "_rng", "epoch": "_epoch"}
@@ -90,7 +90,7 @@ class Imitator(Stateful):
                 )
             self._counts /= self._counts.mean()
         self._parameters = policy.acting_parameters()
-        # one call cannot take slices and whole tensors, and takes memory for all of them at once
+        # one call cannot handle slices and whole tensors, and needs memory for all of them at once
         self._optimizer = torch.optim.AdamW(
             self._parameters, betas=sft.betas, weight_decay=sft.weight_decay, foreach=False
         )
@@ -99,7 +99,7 @@ class Imitator(Stateful):
         self.num_updates = 0
 
     def train(self, until: int) -> float:
-        """Takes the updates up to number `until`; returns the mean loss of the last ten, NaN where there was none.
+        """Makes the updates up to number `until`; returns the mean loss of the last ten, NaN if there was none.
 
         Raises:
             NumericsError: the loss is not finite.
@@ -117,7 +117,7 @@ class Imitator(Stateful):
             count_progress()
             self.num_updates += 1
             self._losses = [*self._losses[1 - _RECENT :], loss]
-            # after the step, whose weights are of no use any more if it was not finite
+            # after the step, whose weights are useless if the loss was not finite
             if not math.isfinite(loss):
                 raise NumericsError(
                     f"the loss of update {self.num_updates} of the supervised start is {loss}",
@@ -130,12 +130,12 @@ class Imitator(Stateful):
 
     @property
     def loss(self) -> float:
-        """The mean loss of the last ten updates."""
+        """Mean loss of the last ten updates."""
         return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
     def _draw(self) -> Tensor:
-        """[U, A] rows of the next update: pairs of segments, or single rows, of epochs of batches of like length where
-        lengths differ, else drawn anew.
+        """Returns [U, A], rows of the next update: pairs of segments, or single rows, from epochs of batches of similar
+        length if lengths differ, else drawn anew.
         """
         lengths, size, counts = self._prepared.lengths, self._sft.batch_size, self._counts
         if self._pairs is not None:
@@ -151,7 +151,7 @@ class Imitator(Stateful):
         return torch.tensor(self._epoch.pop(0))[:, None]
 
     def _loss(self, units: Tensor) -> Tensor:
-        """The mean loss of `units` [U, A]."""
+        """Returns the mean loss of `units` [U, A]."""
         rows = units.flatten()
         if self._pairs is None:
             return self._prepared.loss(rows, None)
@@ -159,10 +159,10 @@ class Imitator(Stateful):
         return preference_loss(losses.view(len(units), 2, -1)) + beside
 
     def _backward(self, units: Tensor) -> float:
-        """Leaves this learner's part of the gradient in the parameters; returns the loss of all learners."""
+        """Leaves this learner's part of the gradient in the parameters; returns the loss over all learners."""
         total = torch.zeros((), dtype=torch.float64)
         parts = [part for part in self._at_once(local_shard(units), self._prepared) if len(part)]
-        # learners that gather weights together make equally many passes: the last of some count for nothing
+        # learners that gather weights together make equally many passes: the last ones of some have no effect
         for number in range(largest(len(parts)) if is_sharded(self._parameters) else len(parts)):
             is_own = number < len(parts)
             part = parts[number] if is_own else units[:1]
@@ -173,8 +173,8 @@ class Imitator(Stateful):
         return float(all_reduce(total))
 
     def get_state(self) -> dict[str, Any]:
-        """All that an exact continuation needs beside the policy's weights, as a state tree; of several learners that
-        draw for themselves (a flow's noise) each goes on with other draws.
+        """Returns everything needed to resume exactly besides the policy's weights, as a state tree; if learners draw
+        their own random numbers (a flow's noise), each continues with other ones.
         """
         own = {"num_shown": len(self._prepared), "adam": optimizer_tree(self._optimizer)}
         return super().get_state() | own
@@ -183,7 +183,7 @@ class Imitator(Stateful):
         """Restores what `get_state` returned.
 
         Raises:
-            UsageError: it is of other demonstrations.
+            UsageError: it belongs to other demonstrations.
         """
         if state["num_shown"] != len(self._prepared):
             raise UsageError(
@@ -196,14 +196,14 @@ class Imitator(Stateful):
 
 
 def rows_by_weight(weights: NDArray[np.float64], rng: np.random.Generator) -> IntArray:
-    """[M] rows of one epoch, in order: each as often as its weight says, rounded up or down by chance, so that it is
-    there that often on average (systematic resampling).
+    """Returns [M] rows of one epoch, in order: each as often as its weight says, rounded up or down at random, so that
+    it occurs that often on average (systematic resampling).
 
     Args:
         weights: [M] >= 0, mean 1.
-        rng: draws the one offset that all share.
+        rng: draws the single offset common to all.
     """
-    # row i is taken once for each whole number that lies between the sum of the weights before it and that up to it
+    # row i is taken once for each integer between the sum of the weights before it and the sum including it
     ends = np.floor(np.cumsum(weights) + rng.random()).astype(np.int64)
     return np.repeat(np.arange(len(weights)), np.diff(ends, prepend=0))
 
@@ -211,7 +211,7 @@ def rows_by_weight(weights: NDArray[np.float64], rng: np.random.Generator) -> In
 def grouped_by_length(
     lengths: Sequence[int], batch: int, rng: np.random.Generator, rows: IntArray
 ) -> Iterator[list[int]]:
-    """One epoch: `rows`, numbers of examples of like `lengths` [M], in batches; the last may be smaller.
+    """Yields one epoch: `rows`, indices of examples of similar `lengths` [M], in batches; the last may be smaller.
 
     `rng` shuffles the examples, and then the batches.
     """

@@ -1,7 +1,7 @@
-"""Folders of the supervised start of a policy that replies: demonstrations to learn from, and what was trained on them.
+"""Folders of the supervised start of a policy with replies: demonstrations to learn from, and trained weights.
 
-A folder that `rlvlm sft` makes holds the weights that were trained and, beside them, `sft.json`: what they were trained
-to do, which weights alone do not say.
+A folder of `rlvlm sft` contains the trained weights and, beside them, `sft.json`, which describes the training data,
+because weights alone do not.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,36 +28,37 @@ from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vlm.config import HEAD_OF_ACTS, PolicyConfig
 
 MANIFEST_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.safetensors"
-"""What was learned from, and what was trained: the adapter (or all weights of the language model), and apart from it
-the heads."""
+"""File names: the description of the training data, the trained adapter (or all weights of the language model), and the
+heads."""
 
 
 WEIGHT = "weight"
-"""Name of a demonstrated turn's weight, among the extras of its episode, as of `Weights.rows`."""
+"""Name of a demonstrated turn's weight, among the extras of its episode, as in `Weights.rows`."""
 _WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
-"""Settings that say which episodes there are, how long and how exact: what is right in one of them is right with any.
-What a split holds out is left out by itself. All other settings change what is seen, asked or answered."""
+"""Settings that decide which episodes there are, how long and how exact: what is right with one value is right with
+any. Episodes held out by a split are left out separately. All other settings change observations, prompts or
+answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SFTManifest:
-    """Description of a policy's training data, for `sft.json` beside its weights, which alone do not say."""
+    """Description of a policy's training data, for `sft.json` beside its weights, which alone do not contain it."""
 
     task: str
     action_names: tuple[str, ...]
     head: str
-    """As the policy's."""
+    """`PolicyConfig.head` of the policy."""
     new_words: tuple[str, ...]
-    """As the policy's; a vector that was learned for one word means nothing for another."""
+    """`PolicyConfig.new_words` of the policy; a vector learned for one word means nothing for another."""
     env: Mapping[str, Any]
-    """Settings of the env, by name: prompts and starts depend on them."""
+    """Settings of the env, by name, on which prompts and starts depend."""
     conditioned: bool = False
-    """As the policy's."""
+    """`PolicyConfig.conditioned` of the policy."""
     history: int = 1
-    """As the policy's."""
+    """`PolicyConfig.history` of the policy."""
 
     def lacks(self, wanted: "SFTManifest") -> list[str]:
-        """Reasons why weights trained on this cannot be used for `wanted`, in words."""
+        """Returns reasons why weights trained on this cannot be used for `wanted`, in words."""
         lacking = [name for name in wanted.action_names if name not in self.action_names]
         return [
             *([f"its actions are not {', '.join(map(repr, lacking))}"] if lacking else []),
@@ -68,7 +69,7 @@ class SFTManifest:
         ]
 
     def differs(self, wanted: "SFTManifest") -> list[str]:
-        """Other differences from `wanted`, in words."""
+        """Returns other differences from `wanted`, in words."""
         before = self.env
         changed = [key for key, value in wanted.env.items() if before.get(key, value) != value]
         return [
@@ -78,7 +79,7 @@ class SFTManifest:
 
 
 def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_names: tuple[str, ...]) -> SFTManifest:
-    """The manifest of `policy` trained in an env of `task`."""
+    """Returns the manifest of `policy` trained in an env of `task`."""
     return SFTManifest(
         task=task, action_names=action_names, head=policy.head, new_words=policy.new_words, env=asdict(env),
         conditioned=policy.conditioned, history=policy.history,
@@ -86,10 +87,10 @@ def sft_manifest_of(task: str, env: EnvConfig, policy: PolicyConfig, action_name
 
 
 def check_sft_manifest(folder: Path, wanted: SFTManifest, log: Callable[[str], None]) -> None:
-    """Raises unless the weights in `folder` meet `wanted`; logs what else they have learned from.
+    """Raises unless the weights in `folder` can be used for `wanted`; logs other differences.
 
     Raises:
-        UsageError: they cannot, or their manifest cannot be read.
+        UsageError: they cannot, or their manifest is unreadable.
     """
     manifest = read_sft_manifest(folder)
     if manifest is None:
@@ -106,16 +107,16 @@ def write_sft_manifest(folder: Path, manifest: SFTManifest) -> None:
 
 
 def read_sft_manifest(folder: Path) -> SFTManifest | None:
-    """The manifest of the weights in `folder`; None where it has none.
+    """Reads the manifest of the weights in `folder`; None if it has none.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it is unreadable.
     """
     file = folder / MANIFEST_FILE
     try:
         found = read_json(file)
         words = {name: tuple(found[name]) for name in ("action_names", "new_words")}
-        conditioned, history = bool(found.get("conditioned")), int(found.get("history", 1))  # those of 0.2 do not say
+        conditioned, history = bool(found.get("conditioned")), int(found.get("history", 1))  # missing in those of 0.2
         env = current_settings(dict(found["env"]))
         head = found["head"] if "head" in found else HEAD_OF_ACTS[found["acts"]]  # its name and values in 0.2
         return SFTManifest(task=found["task"], head=head, env=env, conditioned=conditioned, history=history, **words)
@@ -129,26 +130,26 @@ def load_demonstrations(
     folder: Path, env: TurnEnv, settings: EnvConfig, sft: ReplySFTConfig | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> list[TokenEpisode]:  # fmt: skip
-    """The episodes of a folder that `rlvlm collect` made whose starts `env` may have: what its split holds out is not
-    learned from, whatever split collected it.
+    """Returns the episodes of a folder of `rlvlm collect` whose starts `env` may have: episodes held out by its split
+    are not learned from, whatever split collected them.
 
     Args:
-        folder: of the demonstrations.
-        env: of the task that is learned.
-        settings: of `env`.
-        sft: names a judge's labels, by which each turn has what it counts, mean 1, as the extra `WEIGHT`; None: no turn
-            has any.
-        log: takes a line on the weights.
+        folder: folder of the demonstrations.
+        env: env of the task to learn.
+        settings: settings of `env`.
+        sft: settings with a judge's labels, which give each turn a weight, mean 1, as the extra `WEIGHT`; None: no
+            weights.
+        log: receives a line about the weights.
 
     Raises:
-        UsageError: it is no such folder, its episodes are of an env set up otherwise, with other actions or snapshots,
-            or keep none, or none of them is left; or the labels are of other data, or leave nothing that counts.
+        UsageError: it is not such a folder, its episodes are of an env with other settings, actions or snapshots, or
+            have no snapshots, or none is left; or the labels belong to other data, or make all weights 0.
     """
     opened = open_folder(folder)
     if opened.kind != "turns":
         raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
     records = list(opened.episodes())
-    # a task's envs may have snapshots of other sizes under other settings, e.g. larger grids
+    # a task's envs may have snapshots of other sizes with other settings, e.g. larger grids
     sizes = {record.arrays["snapshots"].shape[1] for record in records if "snapshots" in record.arrays}
     if sizes - {env.snapshot_size} or opened.action_names != env.action_names:
         raise UsageError(
@@ -171,7 +172,7 @@ def load_demonstrations(
             folder, sft.labels, [len(episode) for episode in episodes], sft.weighting, sft.min_worth
         )
         log(weights.told())
-        # with their turns, for not all episodes are learned from
+        # with their turns, because not all episodes are learned from
         parts = np.split(weights.rows(), np.cumsum([len(episode) for episode in episodes])[:-1])
         pairs = zip(episodes, parts, strict=True)
         episodes = [replace(episode, extras={**episode.extras, WEIGHT: tuple(part)}) for episode, part in pairs]
@@ -185,10 +186,10 @@ def load_demonstrations(
 
 
 def load_trained(policy: ReplyPolicy, folder: Path) -> None:
-    """Gives `policy` what `save_trained` wrote.
+    """Loads the weights of `save_trained` into `policy`.
 
     Raises:
-        UsageError: nothing is there, or the weights are of another policy.
+        UsageError: there are none, or they belong to another policy.
     """
     try:
         policy.load_trained_state(load_file(folder / BODY_FILE) | load_file(folder / HEADS_FILE))
@@ -200,10 +201,10 @@ def load_trained(policy: ReplyPolicy, folder: Path) -> None:
 
 
 def save_trained(policy: ReplyPolicy, folder: Path) -> None:
-    """Writes what is trained of `policy` into `folder`, the heads apart.
+    """Writes the trained weights of `policy` into `folder`, with the heads in a separate file.
 
     Raises:
-        OSError: the disk refused.
+        OSError: writing failed.
     """
     state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
     heads = {name: value for name, value in state.items() if name.startswith(("value_head.", "action_head."))}

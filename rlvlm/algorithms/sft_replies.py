@@ -1,6 +1,6 @@
-"""The supervised start of a policy that replies: its demonstrations, and what it can do after it.
+"""The supervised start of a policy with replies: its demonstrations, and its validation.
 
-A run learns from them by `sft.Imitator`, and so does the job `rlvlm sft` (`sft_job`); `sft_folders` has its files.
+Runs and the job `rlvlm sft` (`sft_job`) learn from them with `sft.Imitator`; `sft_folders` has its files.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ from rlvlm.policies.vlm.engine import Engine
 
 
 def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenEpisode]:
-    """Whole episodes with at least `config.turns` turns together.
+    """Plays whole episodes with at least `config.turns` turns in total.
 
-    Where the player was perturbed, the replies are those demonstrated, and everything else is what was really played.
+    If the player was perturbed, replies are those of the demonstrator, and everything else is as actually played.
 
     Args:
-        slot: with an env that has an expert.
-        config: how many turns, with how many mistakes; the thought beside a wrong action stays the expert's.
-        seed: of starts and mistakes.
+        slot: slot of an env with an expert.
+        config: number of turns, and of mistakes; the thought beside a wrong action stays the expert's.
+        seed: seed of starts and mistakes.
 
     Raises:
         UsageError: the env has no expert.
@@ -52,7 +52,7 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
         shown.append(slot.env.read(reply.text))
         if not (config.p_perturb and noise.random() < config.p_perturb):
             return [reply.text]
-        # another action is carried out, and what is learned stays the expert's: `shown` has it already
+        # another action is executed, but the expert's is learned: `shown` has it already
         others = [action for action in slot.env.legal() if action != shown[-1].action]
         return [slot.env.action_text(int(noise.choice(others)))]
 
@@ -70,19 +70,19 @@ def demonstrate(slot: EnvSlot, config: ReplySFTConfig, seed: int) -> list[TokenE
 
 
 def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpisode], list[TokenEpisode]]:
-    """Episodes to learn from, and episodes held out: `share` of them, spread evenly.
+    """Returns the episodes to learn from, and those held out: `share` of them, spread evenly.
 
-    Whole episodes go to one side: turns of one episode look alike. One episode at least is learned from and, where
-    there are two and the share is not 0, one at least is held out.
+    Whole episodes go to one side, because turns of one episode resemble each other. At least one episode is learned
+    from and, if there are two and the share is not 0, at least one is held out.
 
     Args:
         episodes: in the order in which they were played.
-        share: in [0, 1).
+        share: share to hold out, in [0, 1).
     """
     learned: list[TokenEpisode] = []
     held_out: list[TokenEpisode] = []
     for number, episode in enumerate(episodes):
-        # one more is held out wherever `share` of the episodes so far passes a whole number
+        # one more is held out whenever `share` of the episodes so far passes an integer
         is_held_out = int((number + 1) * share) > int(number * share)
         (held_out if is_held_out else learned).append(episode)
     if share > 0 and len(episodes) > 1 and not held_out:
@@ -95,8 +95,8 @@ def held_out_loss(
     policy: ReplyPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig,
     at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda units, _: [units],
 ) -> float:  # fmt: skip
-    """Returns the loss per turn of held-out episodes, NaN of none that the policy has a use for. An action head's is
-    that of actions alone. They go through the policy as `Imitator` cuts its batches.
+    """Returns the loss per turn of held-out episodes, NaN if the policy can use none. With an action head it is that of
+    actions alone. It uses the micro-batches of `Imitator`.
     """
     plain, unused = dataclasses.replace(sft, reply_weight=0.0), np.random.default_rng(0)
     prepared = policy.imitation(episodes, env, plain, unused, lambda line: None)
@@ -109,15 +109,15 @@ def held_out_loss(
 def validate(
     engine: Engine, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig, max_reply_tokens: int
 ) -> dict[str, float]:
-    """Shares of greedy and of sampled replies (at temperature 1) that have the demonstrated action, and that can be
-    read; empty without turns. Rollouts sample, so training starts from the second kind.
+    """Returns the shares of greedy and of sampled replies (at temperature 1) with the demonstrated action, and of
+    readable ones; empty without turns. Rollouts sample, so training starts from the latter.
 
     Args:
-        engine: replies with the weights that were trained.
-        env: draws, and reads the replies.
-        episodes: held out; turns that cannot be read are left out of the share of equal actions.
-        sft: says how many turns go through the model together.
-        max_reply_tokens: a longer reply is cut.
+        engine: engine with the trained weights.
+        env: draws images, and parses the replies.
+        episodes: held-out episodes; unreadable turns are left out of the share of equal actions.
+        sft: settings with the number of turns processed together.
+        max_reply_tokens: maximum length of a reply, at which it is cut.
     """
     turns: list[tuple[str, bytes, int | None]] = []
     for episode in episodes:
@@ -137,7 +137,7 @@ def validate(
             actions = [env.read(reply.text).action if reply.action is None else reply.action for reply in replies]
             valid[how] += sum(action is not None for action in actions)
             exact[how] += sum(action == right is not None for action, right in zip(actions, wanted, strict=True))
-    # a demonstration that cannot be read has no action to be equal to, but its turn can be answered validly
+    # an unreadable demonstration has no action to equal, but its turn can be answered validly
     exact /= max(sum(action is not None for *_, action in turns), 1)
     valid /= len(turns)
     return {
@@ -151,7 +151,7 @@ def validate(
 def warn_of_length(
     policy: ReplyPolicy, episodes: Sequence[TokenEpisode], most: int, log: Callable[[str], None]
 ) -> None:
-    """Logs where replies of `episodes` are longer than `most` tokens: the policy would learn what is then cut."""
+    """Logs if replies of `episodes` are longer than `most` tokens: the policy would learn what is then cut."""
     lengths = np.array([policy.num_elements(reply.text) for episode in episodes for reply in episode.replies])
     if lengths.max() > most:
         log(

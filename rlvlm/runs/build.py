@@ -1,6 +1,6 @@
-"""What a run's configuration becomes: RLlib's settings of its algorithm, its players, and the pages of its episodes.
+"""Objects made from a run's configuration: RLlib's settings of its algorithm, its players, and its drawing.
 
-What differs by policy or algorithm stands here; everything else of a run is the same for all.
+Everything that differs by policy or algorithm is here; the rest of a run is the same for all.
 """
 
 import importlib
@@ -58,13 +58,13 @@ MakeJudge = Callable[[], Judge]
 
 @contextmanager
 def imported_meanwhile(config: RunConfig) -> Iterator[None]:
-    """Imports in a thread what the networks of a run need, while this one waits for Ray's processes in the context.
+    """Imports packages for a run's networks in a thread, while this one waits for Ray's processes in the context.
 
-    Nothing of Ray is among it: two threads that import one package at a time may see halves of it.
+    None of Ray's is among them: two threads that import the same package may see parts of it.
     """
 
     def load() -> None:
-        # what fails here fails again, and is said, where it is needed
+        # an import that fails here fails again, with its error, where it is needed
         with suppress(Exception):
             importlib.import_module("torch._dynamo")  # of torch's optimisers
             # chat VLMs, the pocket one too, and checkpoints of VLAs
@@ -82,8 +82,8 @@ def imported_meanwhile(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[BaseAlgorithm]:
-    """The algorithm of a run, ready to train or to be restored; it is stopped when the context closes, and so is the
-    Serve app that samples for it.
+    """Yields the algorithm of a run, ready to train or to be restored; stops it, and the Serve app that samples for it,
+    when the context closes.
     """
     torch.set_num_threads(config.algo.threads)
     with ExitStack() as stack:
@@ -93,8 +93,8 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[
 
 @contextmanager
 def _running_engine(config: Any) -> Iterator[MakeEngine]:
-    """What makes the client of the replicas that sample for a policy in text; they stop when the context closes."""
-    from rlvlm.serving.apps import running_policy  # Serve is slow to import, and many runs need none
+    """Yields a maker of clients for the replicas that sample for a text policy; they stop when the context closes."""
+    from rlvlm.serving.apps import running_policy  # Serve is slow to import, and many runs do not need it
     from rlvlm.serving.engine import ServedEngine
 
     engine = config.engine
@@ -106,7 +106,7 @@ def _running_engine(config: Any) -> Iterator[MakeEngine]:
         num_actions,
         engine.placement,
         config.task,
-        # all envs ask at once, and each replica answers its share in one pass
+        # all envs ask at once, and each replica answers its share in one forward pass
         batch_size=-(-max(config.algo.num_envs, config.eval.num_envs) // engine.num_replicas),
         vllm=engine.vllm if engine.backend == "vllm" else None,
         shares_gpus=engine.colocated,
@@ -116,9 +116,9 @@ def _running_engine(config: Any) -> Iterator[MakeEngine]:
 
 @contextmanager
 def built(settings: AlgorithmConfig) -> Iterator[Any]:
-    """The algorithm that RLlib builds of `settings`; it is stopped when the context closes."""
-    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not even be writable; the
-    # module's constant is the only way, as RLlib passes no other path on
+    """Yields the algorithm that RLlib builds from `settings`; stops it when the context closes."""
+    # RLlib makes an empty folder per algorithm, by default in the user's home, which may not be writable; this constant
+    # is the only way, because RLlib passes no other path on
     trainable.DEFAULT_STORAGE_PATH = ray.get_runtime_context().get_temp_dir()  # pyright: ignore[reportPrivateImportUsage]
     algorithm: Algorithm = settings.build_algo()
     try:
@@ -131,11 +131,11 @@ def built(settings: AlgorithmConfig) -> Iterator[Any]:
 def algorithm_settings(
     config: RunConfig, make_judge: MakeJudge | None, make_engine: MakeEngine | None = None
 ) -> AlgorithmConfig:
-    """RLlib's settings of a run's algorithm; `validate()` of them needs no Ray.
+    """Returns RLlib's settings of a run's algorithm; `validate()` of them does not need Ray.
 
     Args:
-        config: of the run.
-        make_judge: makes the judge's client in the process that asks; None where no judge is asked.
+        config: config of the run.
+        make_judge: makes the judge's client in the asking process; None if no judge is used.
         make_engine: makes the client of a policy's sampling engine; None samples in the run's own process.
     """
     settings = _BUILDERS[config.kind].settings(config, make_judge, make_engine)
@@ -160,7 +160,7 @@ def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: M
 
 
 def open_person(config: RunConfig) -> HumanJudge:
-    """Who shows the queries of a run to people, by way of the run's label store."""
+    """Opens the person who answers the run's queries, through the run's label store."""
     assert config.out is not None, "a run that is open has a folder"
     store = label_store(RunFolder(config.out, config.track.keep_checkpoints), config)
     return HumanJudge(config.judge, store, where=f"rlvlm labels ask {config.out}")
@@ -198,7 +198,7 @@ def _with_rewards(
 
 
 def goal_image(config: RunConfig) -> Frames | None:
-    """[1, H, W, 3] what the run's judge is shown beside every question; None where there is none.
+    """Returns [1, H, W, 3], the image shown to the run's judge with every question; None if there is none.
 
     Raises:
         UsageError: it cannot be read.
@@ -207,16 +207,16 @@ def goal_image(config: RunConfig) -> Frames | None:
 
 
 def answering_judge(app: str, image: Frames | None) -> Judge:
-    """The client of a Serve app that has answered once: it is needed when the run's own judge is gone.
+    """Returns the client of a Serve app that has answered once, as a fallback if the run's own judge is gone.
 
     Args:
-        app: its name.
-        image: of the goal, shown with every question; None shows none.
+        app: name of the app.
+        image: goal image, shown with every question; None: none.
 
     Raises:
         JudgeUnavailable: there is no such app, or it does not answer.
     """
-    from rlvlm.serving.client import ServedJudge  # slow to import, and few name one
+    from rlvlm.serving.client import ServedJudge  # slow to import, and rarely used
 
     judge = ServedJudge(app)
     try:
@@ -232,13 +232,13 @@ class Players:
     """The players of `rlvlm eval`; none of them needs Ray or the judge."""
 
     own: Player
-    """The policy of a checkpoint."""
+    """Player of a checkpoint's policy."""
     name: str = "policy"
-    """Name of `own` beside the others."""
+    """Name of `own` among the others."""
     draw: Draw
     """Draws the snapshots of its episodes."""
     others: Mapping[str, Player] = field(default_factory=dict)
-    """Players it is compared with, by the name shown: another decoding, the policy before its training, baselines."""
+    """Players it is compared with, by display name: another decoding, the policy before its training, baselines."""
     has_success: bool = True
     """Whether the env can tell success."""
     milestones: Mapping[str, float] = field(default_factory=dict)
@@ -246,18 +246,18 @@ class Players:
 
 
 def open_players(config: RunConfig, checkpoint: Path) -> Players:
-    """The policy in a checkpoint's folder, and what it is compared with."""
+    """Opens the policy in a checkpoint's folder, and the players it is compared with."""
     return _BUILDERS[config.kind].players(config, checkpoint)
 
 
 def step_players(config: StepsRun, checkpoint: Path) -> Players:
-    """The deterministic policy in an env of its own; where that has one start, also from the random ones of its task,
-    of which training saw none.
+    """Returns the deterministic policy in an env of its own; if that has a single start, also from the random starts of
+    its task, which training has not seen.
     """
     policy = load_actor(checkpoint)
     env = make_env(config.task, config.env, config.seed)
     others: dict[str, Player] = {}
-    # generalisation: training has seen one start, evaluation may play all
+    # generalisation: training used one start, evaluation may use all
     if config.env.start != "random":
         elsewhere = replace(config.env, start="random")
         others["policy, random starts"] = StepsPlayer(policy, make_env(config.task, elsewhere, config.seed))
@@ -271,13 +271,13 @@ def step_players(config: StepsRun, checkpoint: Path) -> Players:
 
 
 def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
-    """The policy and what training started from, greedy and sampled; the env's expert, if it has one; random actions.
+    """Returns the policy and its initial state, greedy and sampled; the env's expert, if it has one; random actions.
 
-    Where starts were held out from training, the policy is also played on those that were not.
+    If starts were held out from training, the policy is also played on the others.
     """
     algo, num_envs = config.algo, config.eval.num_envs or config.algo.num_envs
     torch.set_num_threads(algo.threads)
-    # starts that training never had, where the env's split holds some out
+    # starts that training never used, if the env's split holds some out
     held_out = config.env.for_evaluation()
     slots = partial(make_slot, config.task, held_out, config.policy.history)
     env = slots().env
@@ -297,7 +297,7 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
     others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
     if env.has_expert:
         others["scripted expert"] = script_player(ScriptedExpert(), slots())
-    # what chance reaches: in envs in turns it reaches many a goal in the end
+    # the level of chance: in envs in turns it reaches many a goal eventually
     others["random actions"] = script_player(RandomPlayer(), slots())
 
     name = "policy, greedy"
@@ -312,7 +312,7 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
 
 
 def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
-    """The policy, greedy and sampled as in training, in envs of its own."""
+    """Returns the policy, greedy and sampled as in training, in envs of its own."""
     algo = config.algo
     torch.set_num_threads(algo.threads)
     env = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
@@ -325,7 +325,7 @@ def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
 
 @contextmanager
 def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
-    """Draws for people what `draw` does for policy and judge: with the robot, where that is hidden from them."""
+    """Yields a version of `draw` for people: with the robot, if the policy and judge do not see it."""
     if (shown := config.env.for_people()) == config.env:
         yield draw
         return
@@ -338,7 +338,7 @@ def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Builder:
-    """The builders of one kind of run."""
+    """Builders of one kind of run."""
 
     settings: Callable[[Any, MakeJudge | None, MakeEngine | None], AlgorithmConfig]
     players: Callable[[Any, Path], Players]

@@ -1,4 +1,4 @@
-"""Ray for as long as a command works: the cluster of the job we run in, or a private one that ends with us."""
+"""Ray for the duration of a command: the cluster of the present job, or a private one that ends with the process."""
 
 import itertools
 import logging
@@ -29,31 +29,31 @@ logger = logging.getLogger(__name__)
 
 START_TRIES = 3
 SLOW_S, PATIENCE_S = 20.0, 420.0
-"""A try that fails after so long failed for want of processor time: there are more of them, for so long in all."""
+"""Duration after which a failed try is blamed on a busy machine, and total time for such tries, seconds."""
 OBJECT_STORE_BYTES = 200 * 2**20
-"""Room in the object store beside the weights of large policies: for queries and episodes the smallest sensible one
-will do.
+"""Size of the object store beside the weights of large policies, bytes: the smallest sensible one suffices for queries
+and episodes.
 """
 _SHM = Path("/dev/shm")
 _SHARE_OF_SHM = 0.8
-"""Share of what is free in /dev/shm that the store of a private Ray takes at most."""
+"""Maximum share of the free space in /dev/shm for the store of a private Ray."""
 MAX_TEMP_PATH = 40
-"""Longest path of Ray's folder: it puts sockets below, and their paths end at 107 bytes."""
+"""Maximum length of Ray's folder's path: it creates sockets below, whose paths are limited to 107 bytes."""
 WATCH_S = 1.0
 HEAD_GONE_S, CLUSTER_GONE_S = 5.0, 45.0
-"""Silence of Ray's head after which it is taken to be gone: our own comes back no more, and a cluster's is waited for
-nearly as long as Ray does, which then ends this process."""
+"""Silence of Ray's head after which it counts as dead, seconds: a private one never returns, and a cluster's is waited
+for nearly as long as Ray does, which then ends this process."""
 _NEVER = re.compile(r"(?:^(?:ModuleNotFoundError|ImportError): |failed to install properly: )(.+)$", re.MULTILINE)
-"""What Ray logs, or the standard error of a process that it starts, of a package without which no try succeeds."""
+"""Pattern of log messages and errors about a missing package, without which no try can succeed."""
 _IDLE = ("start_api_server", "start_monitor", "start_log_monitor")
-"""Methods of Ray's node that start, in this order, what only dashboards need, which without one counts usage for Ray's
-makers; what starts and stops machines; what copies the words of workers to drivers that want them."""
+"""Methods of Ray's node that start, in this order, processes that only dashboards and autoscaling need: usage
+statistics, the autoscaler, and copying of workers' output to drivers."""
 _PREFIX = "rlvlm"
 _TOKEN = secrets.token_hex(32)
-"""Token of every Ray that this process starts: Ray reads it once per process, and shows the next Ray the same."""
+"""Token of every Ray started by this process: Ray reads it once per process, and sends the same to the next Ray."""
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _PROXY = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "rlvlm.serving.proxy.bound_headers")
-"""Has Serve's HTTP proxy, where there is one, take no header of endless length."""
+"""Makes Serve's HTTP proxy, if there is one, limit the length of headers."""
 
 
 @contextmanager
@@ -66,21 +66,21 @@ def ray_session(
     on_lost: Callable[[str], None] = logger.error,
     weights_bytes: int = 0,
 ) -> Iterator[None]:
-    """Ray while the context is open: the cluster that RAY_ADDRESS names, or a private one that ends with us.
+    """Runs Ray while the context is open: the cluster in RAY_ADDRESS, or a private one that ends with the process.
 
-    A process that is on Ray already, as a sweep's runs are, stays on it. A private one has its own folder in a
-    directory only this user can enter, and its own random token, so that nothing is written to the user's home and
-    no other process can join.
+    A process already on Ray, such as a sweep's run, stays on it. A private one has its own folder in a directory that
+    only this user can enter, and its own random token, so that nothing is written to the user's home and no other
+    process can join.
 
     Args:
-        dashboard_port: where a private Ray shows its dashboard, on the loopback address; None opens none.
-        num_workers: processes of one core each that will be started in it, besides judges; on a machine with fewer
-            cores they share.
-        exports_metrics: opens the metrics port of a private Ray, without a token and on all of the machine's
-            interfaces, as Ray does it; a dashboard opens it too.
-        log: gets a line where Ray takes long to start.
-        on_lost: gets a line where Ray's head is gone, after which the process ends, see `watched_head`.
-        weights_bytes: that pass through the object store of a private Ray at a time.
+        dashboard_port: port of a private Ray's dashboard, on the loopback address; None: no dashboard.
+        num_workers: processes of one core each that will be started in it, besides judges; with fewer cores they share
+            them.
+        exports_metrics: whether to open the metrics port of a private Ray, which has no token and all of the machine's
+            interfaces; a dashboard opens it too.
+        log: called with a message if Ray takes long to start.
+        on_lost: called with a message if Ray's head is dead, after which the process ends, see `watched_head`.
+        weights_bytes: bytes of weights in the object store of a private Ray at a time.
 
     Raises:
         UsageError: RAY_ADDRESS is not the address of a cluster.
@@ -91,7 +91,7 @@ def ray_session(
         yield
         return
     with ExitStack() as stack:
-        # a cluster of others: nothing of it is configured here, and it goes on when the run ends
+        # a foreign cluster: nothing is configured, and it continues when the run ends
         if address := cluster_address():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         else:
@@ -102,18 +102,18 @@ def ray_session(
                 parent, dashboard_port, num_workers,
                 exports_metrics=exports_metrics, log=log, store_bytes=store_room(weights_bytes),
             )  # fmt: skip
-        stack.callback(ray.shutdown)  # from a cluster that is not ours it only disconnects
+        stack.callback(ray.shutdown)  # only disconnects from a foreign cluster
         gone_s = CLUSTER_GONE_S if address else HEAD_GONE_S
         stack.enter_context(watched_head(ray.get_runtime_context().gcs_address, gone_s, on_lost))
         yield
 
 
 def store_room(weights_bytes: int) -> int:
-    """Bytes of an object store that holds so many of weights, as far as /dev/shm has room: what does not fit there goes
-    through the disk, which is several times as slow.
+    """Returns the size of an object store for these weights, as far as /dev/shm allows: the rest goes through the disk,
+    which is several times as slow.
 
     Raises:
-        MachineError: this is Linux without a /dev/shm, where Ray does not start.
+        MachineError: this is Linux without /dev/shm, where Ray does not start.
     """
     if not _SHM.is_dir() and sys.platform == "linux":
         raise MachineError(
@@ -126,13 +126,14 @@ def store_room(weights_bytes: int) -> int:
 
 @contextmanager
 def watched_head(address: str, gone_s: float, on_lost: Callable[[str], None]) -> Iterator[None]:
-    """Ends this process while the context is open, with a word and the code of a `MachineError`, once Ray's head (its
-    GCS) is gone. Ray would end it within a minute itself, with code 1, without a word and in the middle of anything.
+    """Ends this process with a message and the exit code of a `MachineError` if Ray's head (its GCS) dies while the
+    context is open. Ray itself would end it within a minute, with code 1, without a message and in the middle of
+    anything.
 
     Args:
-        address: of the head, HOST:PORT.
-        gone_s: silence after which it is gone.
-        on_lost: gets the word.
+        address: address of the head, HOST:PORT.
+        gone_s: silence after which it counts as dead, seconds.
+        on_lost: called with the message.
     """
     host, _, port = address.rpartition(":")
     is_over = threading.Event()
@@ -140,14 +141,14 @@ def watched_head(address: str, gone_s: float, on_lost: Callable[[str], None]) ->
     def watch() -> None:
         last_answer = time.monotonic()
         while not is_over.wait(WATCH_S):
-            # the kernel answers for a process that is only slow
+            # the kernel answers for a process that is merely slow
             with suppress(OSError):
                 socket.create_connection((host.strip("[]"), int(port)), timeout=WATCH_S).close()
                 last_answer = time.monotonic()
             if time.monotonic() - last_answer > gone_s:
                 with suppress(Exception):
                     on_lost(f"Ray's head (its GCS, at {address}) does not answer any more, so that nothing can go on")
-                # no context is left on the way: each would ask the head. What a private Ray leaves the guardian ends
+                # skips all contexts, each of which would ask the head; the guardian cleans up after a private Ray
                 os._exit(MachineError.exit_code)
 
     thread = threading.Thread(target=watch, name="ray-head", daemon=True)
@@ -169,25 +170,25 @@ def start_ray(
     log: Callable[[str], None] = logger.warning,
     store_bytes: int = OBJECT_STORE_BYTES,
 ) -> None:
-    """A Ray of our own in this process; on a busy machine it may take several tries.
+    """Starts a Ray of our own in this process; on a busy machine it may take several tries.
 
     Args:
         parent: folder for its files.
-        dashboard_port: as in `ray_session`.
-        num_workers: likewise.
-        node_ip: address of this machine under which others may join; None keeps it to this machine.
-        exports_metrics: as in `ray_session`.
-        log: likewise.
+        dashboard_port: see `ray_session`.
+        num_workers: see `ray_session`.
+        node_ip: address of this machine under which others may join; None: only this machine.
+        exports_metrics: see `ray_session`.
+        log: see `ray_session`.
         store_bytes: size of the object store.
 
     Raises:
-        MachineError: no try succeeds, or a package is missing without which none can.
+        MachineError: no try succeeds, or a required package is missing.
     """
-    # With no mode chosen Ray turns its token on by itself, and takes this one instead of writing into the home folder.
+    # Without a mode Ray enables its token itself, and uses this one instead of writing into the home folder.
     os.environ.setdefault(_TOKEN_PATH, str(write_token(parent)))
     os.environ.setdefault(*_PROXY)
     system = {
-        # Workers started ahead take memory, and on a busy machine Ray waits for them, without end when late.
+        # Prestarted workers take memory, and on a busy machine Ray may wait for them for ever.
         "prestart_worker_first_driver": False,
         "worker_register_timeout_seconds": 300,
         # Ray's own 15 leaves a judge's replica no core wherever anything else computes, this process included, and a
@@ -199,7 +200,7 @@ def start_ray(
     said = _Said()
     for number in itertools.count():
         folder, begun = parent / f"r{number}", time.monotonic()
-        # said while we wait, as Ray itself says nothing for its first 30 seconds
+        # logged while waiting, because Ray itself says nothing for its first 30 seconds
         slow = threading.Timer(SLOW_S, lambda: log(f"Ray is still starting ({_load()}); waiting for its processes"))
         slow.daemon = True
         slow.start()
@@ -208,7 +209,7 @@ def start_ray(
             with without_hangup(), _no_idle_processes() if is_alone else nullcontext():
                 ray.init(
                     address="local",
-                    # the judge's replica and Serve's own actors need a place each
+                    # the judge's replica and Serve's own actors need a slot each
                     num_cpus=max(usable_cores(), 2 + num_workers),
                     include_dashboard=dashboard_port is not None,
                     dashboard_host="127.0.0.1",
@@ -220,10 +221,10 @@ def start_ray(
                     _node_ip_address=node_ip,
                     _system_config=system,
                 )
-            # Else a job submitted to this Ray would be given the address of any Ray that it finds on this machine.
+            # Otherwise a job submitted to this Ray would get the address of any Ray on this machine.
             write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
             break
-        except Exception as error:  # Ray raises bare Exceptions here, for one when it had no answer in 30 seconds
+        except Exception as error:  # Ray raises bare Exceptions here, e.g. without an answer for 30 seconds
             failure, now = first_line(error), time.monotonic()
             ray.shutdown()
             logged = [*said.lines, *(file.read_text(errors="replace") for file in folder.rglob("*.err"))]
@@ -232,7 +233,7 @@ def start_ray(
                 raise MachineError(
                     f"Ray cannot start here: {missing[1]}", "rlvlm doctor  (packages), then make setup"
                 ) from error
-            # a quick failure is a wrong setting or a taken port, and would fail again
+            # a fast failure is caused by a wrong setting or a taken port, and would repeat
             is_busy = now - begun > SLOW_S and now - first < PATIENCE_S
             if number + 1 >= START_TRIES and not is_busy:
                 raise MachineError(
@@ -246,8 +247,8 @@ def start_ray(
 
 @contextmanager
 def _no_idle_processes() -> Iterator[None]:
-    """While the context is open a Ray that starts leaves out three processes that a run without a dashboard has no use
-    for, some 160 MiB. It would wait for the first, for seconds of which each core is busy with imports.
+    """Makes a starting Ray leave out three processes that a run without a dashboard does not need, some 160 MiB. It
+    would wait for the first, during seconds in which all cores are busy with imports.
     """
     kept = {name: getattr(Node, name) for name in _IDLE}
     try:
@@ -260,7 +261,7 @@ def _no_idle_processes() -> Iterator[None]:
 
 
 class _Said(logging.Handler):
-    """Keeps the errors that Ray logs: where it raises one, that often leaves out the cause."""
+    """Collects the errors that Ray logs: the exceptions it raises often leave out the cause."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -275,7 +276,7 @@ def _load() -> str:
 
 
 def make_parent() -> Path:
-    """A folder only this user can enter, for the files of one Ray.
+    """Creates a folder that only this user can enter, for the files of one Ray.
 
     Raises:
         MachineError: no temporary folder has a short enough path.
@@ -288,7 +289,7 @@ def make_parent() -> Path:
 
 
 def write_token(parent: Path) -> Path:
-    """A new file `token` in `parent`, with this process's random token, that only this user can read."""
+    """Writes a file `token` in `parent` with this process's random token, which only this user can read."""
     file = parent / "token"
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(_TOKEN)

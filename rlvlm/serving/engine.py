@@ -1,4 +1,4 @@
-"""A policy that samples elsewhere, in one or more replicas behind Ray Serve; looks like the engine in process."""
+"""A policy that samples in replicas behind Ray Serve, with the interface of the engine in process."""
 
 import math
 import uuid
@@ -23,25 +23,25 @@ from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt
 from rlvlm.serving.weights import Weights, pack_weights
 
 _MAX_UNDER_WAY = 256
-"""Requests that are waited for at once; threads are started as they are needed."""
+"""Maximum number of concurrent requests; threads are started as needed."""
 
 
 class ServedEngine:
     """The `Engine` protocol over a Serve app.
 
-    Turns go out in pieces cut by position alone, each of them a batch of a replica: with one client the model sees the
-    same batches whatever the timing. A piece that is lost with its replica is sent again; replies follow from their
-    seeds, so a turn has one reply however often it was asked for. Every piece names the version of the weights that is
-    to answer it, and an answer of another version is none.
+    Turns are sent in pieces cut by position alone, each of them a batch of a replica: with a single client the model
+    sees the same batches whatever the timing. A piece lost with its replica is sent again; replies follow from their
+    seeds, so a turn gets the same reply however often it is requested. Every piece names the version of the weights to
+    use, and an answer of another version is refused.
 
     Args:
         app: name of the Serve application.
-        policy: that is trained here; its weights are what the replicas answer with once `use` was called.
-        obs: a fixed turn, by which every replica that takes weights over is compared with `policy`.
-        ids: of a fixed reply to it.
+        policy: policy in training here; replicas use its weights after `use` was called.
+        obs: a fixed turn, with which every replica that loads weights is compared with `policy`.
+        ids: token ids of a fixed reply to it.
         frame: [1, H, W, 3] its image.
-        config: of the app: how many replicas it has, and what is in them. Those with vLLM are sent token ids and send
-            back token ids; `policy` decodes the texts, and values of states are NaN.
+        config: settings of the app: number and content of the replicas. Those with vLLM exchange token ids; `policy`
+            decodes the texts, and values of states are NaN.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ServedEngine:
         config: ServedEngineConfig,
     ) -> None:
         self.version = 0
-        """Version of the weights that replies are sampled with now."""
+        """Version of the weights with which replies are sampled now."""
         self.bucket_bytes = config.bucket_mib << 20
         self._app, self._is_colocated = app, config.colocated
         self._policy = policy
@@ -80,8 +80,8 @@ class ServedEngine:
         )
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Weights:
-        """Puts the policy's present weights where every replica finds them as soon as it is asked for `version`."""
-        # the cache of images may have dropped it since
+        """Stores the policy's present weights where every replica finds them when it is asked for `version`."""
+        # the image cache may have dropped it since
         obs, ids = self._probe
         if self._policy.images.missing(obs.images):
             self._policy.show(obs.images, self._frame)
@@ -91,15 +91,15 @@ class ServedEngine:
         )  # fmt: skip
 
     def use(self, weights: Weights) -> None:
-        """From now on replicas are asked for `weights`, which they fetch when they are."""
+        """Requests replies with `weights` from now on, which replicas fetch when asked."""
         self._weights, self.version = weights, weights.version
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
-        """Places in `images` that must be shown before they can be asked about."""
+        """Returns the indices of `images` that must be shown before they can be used."""
         return self._frames.missing(images)
 
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
-        """Keeps `frames` [N, H, W, 3] under the keys `images`; the least recently used leave where room is short."""
+        """Stores `frames` [N, H, W, 3] under the keys `images`; drops the least recently used ones if necessary."""
         for key, frame in zip(images, frames, strict=True):
             self._frames.add(key, frame)
 
@@ -112,10 +112,10 @@ class ServedEngine:
         temperature: float = 1.0,
         greedy: bool = False,
     ) -> list[SampledReply]:
-        """Replies to `obs`, in their order; see `PolicyEngine.reply`.
+        """Returns replies to `obs`, in order; see `PolicyEngine.reply`.
 
         Raises:
-            ModelUnavailable: a piece was not answered within its tries, or no replica could take the weights over.
+            ModelUnavailable: a piece was not answered within its tries, or no replica could load the weights.
             UsageError: a prompt and its reply would be longer than the model's window.
         """
         return self.end(self.begin(obs, seeds, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy))
@@ -129,18 +129,18 @@ class ServedEngine:
         temperature: float = 1.0,
         greedy: bool = False,
     ) -> list[Future[ReplyReceipt]]:
-        """Asks for the replies and returns at once; `end` has them once all pieces are done."""
+        """Requests the replies and returns at once; `end` returns them once all pieces are done."""
         sampling = ReplySampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
-        # as even as can be: the slowest replica decides when the rollout is done
+        # as even as possible: the slowest replica determines the duration of the rollout
         size = max(1, -(-len(obs) // self._num_replicas))
         parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
         calls = [self._call(obs.at(part), [seeds[row] for row in part], sampling) for part in parts]
         return [self._pool.submit(self._receipt, call) for call in calls]
 
     def end(self, asked: Sequence[Future[ReplyReceipt]]) -> list[SampledReply]:
-        """The replies to what `begin` has asked for, waited for; called by the thread that asks, as `begin` is."""
+        """Waits for the replies requested by `begin` and returns them; called by the same thread."""
         receipts = [each.result() for each in asked]
-        # the error is that of the newest weights; a version that is over says nothing about them
+        # the error is that of the newest weights; an older version's says nothing about them
         if self.version != self._measured:
             self._sync_error, self._measured = 0.0, self.version
         answers = [answer for receipt in receipts for answer in receipt.answers]
@@ -149,12 +149,14 @@ class ServedEngine:
         if not self._by_tokens:
             return answers
         self._vllm_dtype = receipts[-1].dtype
-        # vLLM knows no value head; where a critic is used, the learner asks it about what was played.
+        # vLLM has no value head; if a critic is used, the learner computes the values later.
         text_of = self._policy.text_of
         return [replace(answer, text=text_of(answer.ids), value=math.nan) for answer in answers]
 
     def report(self) -> dict[str, float]:
-        """How far replicas were off when they took over the newest weights that answered, and what was sent again."""
+        """Returns the error of replicas when they loaded the newest weights that answered, and the number of
+        retries.
+        """
         return {metrics.ENGINE_SYNC_ERROR: self._sync_error, metrics.ENGINE_RETRIES: float(self._num_retries)}
 
     @property
@@ -163,11 +165,11 @@ class ServedEngine:
         return self._is_colocated
 
     def sleep(self) -> None:
-        """Has every replica leave the learners' GPUs; returns once they have."""
+        """Makes every replica leave the learners' GPUs; returns once they have."""
         begin_lease(self._app, is_engines=False)
 
     def wake(self, gpus: Sequence[tuple[str, str]]) -> None:
-        """Has every replica take the GPU of a learner; returns once they have."""
+        """Makes every replica take the GPU of a learner; returns once they have."""
         begin_lease(self._app, is_engines=True, gpus=tuple(gpus))
 
     def close(self) -> None:
@@ -186,7 +188,7 @@ class ServedEngine:
         )
         if not self._by_tokens:
             return call
-        # vLLM loads a checkpoint by itself, so without weights it would answer untrained
+        # vLLM loads a checkpoint itself, so without weights it would answer untrained
         assert self._weights is not None, "`use` comes first"
         policy = self._policy
         prompts = [
@@ -200,11 +202,13 @@ class ServedEngine:
         return replace(call, prompts=tuple(prompts), rules=rules)
 
     def _receipt(self, call: ReplyCall) -> ReplyReceipt:
-        """The answers to one piece, once they are known to be those that were asked for; in a thread of the pool."""
+        """Returns the answers to one piece, after checking that they match the request; runs in a thread of the
+        pool.
+        """
 
         def checked(receipt: ReplyReceipt) -> ReplyReceipt:
             version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
-            # as a judge's digests: an answer to another question would be learned from
+            # like a judge's digests: an answer to another question would be learned from
             if tuple(answer.image for answer in answers) != call.obs.images:
                 raise ModelUnavailable("the policy's app answered a turn that was not asked about")
             if any(answer.version != version for answer in answers):

@@ -1,4 +1,4 @@
-"""One copy of a policy in a process of its own: samples replies, with exactly the weights that a request names."""
+"""One copy of a policy in a process of its own: samples replies with exactly the weights that a request names."""
 
 import asyncio
 import os
@@ -34,49 +34,49 @@ from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.devices import free_gpu, torch_device, use_expandable_segments
 
 BATCH_WAIT_S = 0.002
-"""How long a request waits for others to share its batch."""
+"""Time for which a request waits for others to share its batch, seconds."""
 _PREFIX = "rlvlm-weights-"
-"""Prefix of the temporary folder in which a replica keeps weights for vLLM to load."""
+"""Prefix of the temporary folder in which a replica stores weights for vLLM."""
 
 PolicyBuilder = Callable[[PolicyConfig, int], VLMPolicy]
-"""Makes the policy of a config for so many actions; it must pickle."""
+"""Function that makes a policy from its config and a number of actions; must pickle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyCall:
-    """Some turns that are to be answered, sent together."""
+    """Turns to be answered, sent together."""
 
     key: str
-    """The same for every try of this request: a replica that meets it twice samples once."""
+    """Key shared by all tries of this request: a replica that receives it twice samples once."""
     obs: Observations
-    """The turns."""
+    """Observations of the turns."""
     seeds: tuple[int, ...]
     """Seed of each reply."""
     frames: tuple[Frames, ...]
-    """[H, W, 3] the image of each, or [k, H, W, 3] where a prompt has k."""
+    """Images of each turn, [H, W, 3], or [k, H, W, 3] if a prompt has k."""
     sampling: ReplySampling
     weights: Weights | None
-    """Weights that must answer; None takes those that the policy was loaded with."""
+    """Weights that must be used; None takes those with which the policy was loaded."""
     prompts: tuple[IntArray, ...] = ()
-    """Ids of each prompt for vLLM, which knows no words; empty for a replica that has the policy."""
+    """Token ids of each prompt for vLLM, which gets no text; empty for a replica with the policy."""
     rules: TokenRules | None = None
-    """Rules on the reply's tokens, for vLLM; None for a replica that has the policy."""
+    """Rules for the reply's tokens, for vLLM; None for a replica with the policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyReceipt:
-    """The answers to one call, in its order."""
+    """Answers to one call, in order."""
 
     answers: list[SampledReply]
     sync_error: float
-    """How far this replica's log-probs of the fixed reply were off when it took the weights over, nats per token."""
+    """Mean difference of this replica's log-probs of the fixed reply when it loaded the weights, nats per token."""
     dtype: str | None = None
-    """What vLLM computes in here; None of the policy itself."""
+    """Dtype in which vLLM computes here; None for the policy itself."""
 
 
 class PolicyReplica(Replica):
-    """The policy itself. Small requests are merged, and one thread runs the model. On GPUs that it shares with the
-    learners it is loaded at its first turn. The arguments are those of `deployments.bind_policy`.
+    """Replica with the policy itself. Small requests are merged, and a thread runs the model. If it shares GPUs with
+    the learners, it loads the model at its first lease. For the arguments see `deployments.bind_policy`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PolicyReplica(Replica):
         super().__init__("policy", config.device, placement, section="engine")
         self._sync_error = 0.0
         self._digest: str | None = ""
-        """Digest of the weights it was given; empty for those it was loaded with, None while it may have a mixture."""
+        """Digest of its weights; empty for those it was loaded with, None if they may be a mixture."""
         self._make = lambda device: PolicyEngine(build(replace(config, device=device), num_actions), batch_size)
         self._engine: PolicyEngine | None = None
         self._turns = LeaseHolder(self._wake, self._sleep) if shares_gpus else None
@@ -105,25 +105,25 @@ class PolicyReplica(Replica):
         if self._engine is not None:
             self._engine.policy.to(device)
             return
-        # only now is it known whether the model runs on a GPU, whose waiting threads show life in other ways
+        # only now is it known whether the model runs on a GPU, whose waiting threads show other signs of life
         self._heartbeat = Heartbeat(waits_for_gpu=device != "cpu")
         self._engine = self._load(lambda: self._make(device))
 
     def _sleep(self) -> None:
         assert self._engine is not None, "it was awake"
         self._engine.policy.to("cpu")
-        self._engine.policy.images.clear()  # what was made of them lies on the GPU, too; they come with the requests
+        self._engine.policy.images.clear()  # encoded images are on the GPU too; requests carry the images
         free_gpu()
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
-        """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own."""
+        """Returns the replies to one request, or its error as a value: Serve would log a raised one as its fault."""
         async with self._turns.awake() if self._turns else nullcontext():
             if call.weights is not None and call.weights.digest != self._digest:
-                # The first of them sets out while the model is still at work on what it has; not all of them, or this
-                # machine's object store would hold the whole model for each of them that comes.
+                # Prefetch the first bucket while the model is still busy; not all of them, or this machine's object
+                # store would hold the whole model for each replica.
                 begun = partial(ray.wait, [call.weights.buckets[0].where[0]], timeout=FETCH_TIMEOUT_S, fetch_local=True)
                 await asyncio.get_running_loop().run_in_executor(None, begun)
-            # turn by turn, each with its call: a batch may hold turns of several calls
+            # turn by turn, each with its call: a batch may contain turns of several calls
             items = [(call, place) for place in range(len(call.obs))]
             answers = await self._batches.put(items, key=call.key)
             if failed := [answer for answer in answers if isinstance(answer, RunError)]:
@@ -131,9 +131,8 @@ class PolicyReplica(Replica):
             return ReplyReceipt(answers=answers, sync_error=self._sync_error)
 
     def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[SampledReply | RunError]:
-        """An answer to each turn, or why there is none; turns that are sampled alike go through the model together."""
-        # weights are loaded once per version and not once per turn; seeds belong to turns, so company changes
-        # no reply
+        """Returns an answer or an error for each turn; turns with equal sampling are processed together."""
+        # weights are loaded once per version rather than per turn; seeds belong to turns, so the batch changes no reply
         alike: dict[tuple[int, str, ReplySampling], list[int]] = {}
         for place, (call, _) in enumerate(items):
             version, digest = (0, "") if call.weights is None else (call.weights.version, call.weights.digest)
@@ -146,10 +145,9 @@ class PolicyReplica(Replica):
             try:
                 weights = items[places[0]][0].weights
                 if weights is not None and (version, digest) != (engine.version, self._digest):
-                    # in the model's thread, between two batches: no batch sees half of the old
-                    # and half of the new weights
-                    self._digest = None  # what is refused may have left a mixture: the next ones are loaded anew
-                    policy: Any = engine.policy  # a chat VLM: policies of the user's own are not served
+                    # in the model's thread, between two batches: no batch sees a mixture of old and new weights
+                    self._digest = None  # refused weights may have left a mixture: the next ones are loaded anew
+                    policy: Any = engine.policy  # a chat VLM: users' own policies are not served
                     self._sync_error = load_weights(policy, weights, self._heartbeat.fetching)
                     engine.use(version)
                     self._digest = digest
@@ -165,7 +163,7 @@ class PolicyReplica(Replica):
     def _sample(
         self, engine: PolicyEngine, items: Sequence[tuple[ReplyCall, int]], sampling: ReplySampling
     ) -> Sequence[SampledReply]:
-        # words and images alone: turns of different callers have snapshots of different width
+        # only texts and images: turns of different callers have snapshots of different sizes
         obs = Observations(
             texts=tuple(call.obs.texts[place] for call, place in items),
             images=tuple(call.obs.images[place] for call, place in items),
@@ -178,12 +176,12 @@ class PolicyReplica(Replica):
 
 
 class VllmPolicyReplica(Replica):
-    """The policy's chat VLM on vLLM: token ids in, token ids out; every prompt enters the engine by itself, and
-    `batch_size` replies are written at once. The arguments are those of `deployments.bind_policy`.
+    """Replica with the policy's chat VLM on vLLM, with token ids in and out; every prompt enters the engine on its own,
+    and `batch_size` replies are sampled at once. For the arguments see `deployments.bind_policy`.
     """
 
     _leaving: "asyncio.Future[None] | None" = None
-    """Kept, as the event loop alone would let a task be collected under way."""
+    """Reference that keeps a running task from being garbage-collected by the event loop."""
 
     def __init__(
         self,
@@ -199,11 +197,11 @@ class VllmPolicyReplica(Replica):
         self._claim = claim(Path(self._kept.name))
         self._folder = Path(self._kept.name) / "versions"
         self._sync_errors: dict[int, float] = {}
-        # one version is loaded at a time, and requests of it wait for that
+        # one version is loaded at a time, and requests for it wait
         self._taking = asyncio.Lock()
         self._idle = asyncio.Condition()
         self._under_way: dict[int, int] = {}
-        # as a function, since a replica that takes turns learns its device at its first turn
+        # a function, because a replica with leases learns its device at its first lease
         self._make = lambda device: VllmSampler(
             replace(config, device=device), settings, max_requests=batch_size, sleeps=shares_gpus
         )
@@ -223,17 +221,17 @@ class VllmPolicyReplica(Replica):
             self._loaded.wake()
             return
         if gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # for the engine's own processes, which take the first they see
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # for the engine's own processes, which use the first visible GPU
         self._loaded = self._load(lambda: self._make("cuda" if gpu else "cpu"))
 
     def __del__(self) -> None:
-        """Called by Serve when it stops the replica: takes the files of weights along."""
+        """Deletes the files of weights; called by Serve when it stops the replica."""
         self._kept.cleanup()
 
     async def ask(self, call: ReplyCall) -> ReplyReceipt | RunError:
-        """The replies to one request, or the error that hit them: raised, Serve would log it as a fault of its own.
+        """Returns the replies to one request, or its error as a value: Serve would log a raised one as its fault.
 
-        Their texts and values are missing: those are the trainer's to say.
+        Texts and values are missing: the trainer adds them.
         """
         assert call.weights is not None, "vLLM loads a checkpoint, with which nobody samples"
         version = call.weights.version
@@ -250,10 +248,10 @@ class VllmPolicyReplica(Replica):
             return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version], dtype=self._sampler.dtype)
 
     async def _take_weights(self, call: ReplyCall) -> None:
-        """Returns once the engine holds the weights of `call`, which then is one of those under way.
+        """Returns once the engine holds the weights of `call`, and counts the call as running.
 
-        A caller that gives up, as after the time that one reply may take, does not end it: engines cannot be stopped in
-        the middle of a load, and the next try, which wants the same weights, finds them loaded.
+        A caller that gives up does not cancel it: engines cannot be stopped in the middle of a load, and the next try,
+        which needs the same weights, finds them loaded.
         """
         assert call.weights is not None, "sent to vLLM"
         version = call.weights.version
@@ -261,7 +259,7 @@ class VllmPolicyReplica(Replica):
         async def take() -> None:
             async with self._turns.awake() if self._turns else nullcontext(), self._taking:
                 await self._sync_weights(call)
-                # counted before the lock is given back: the next version waits for those of this one
+                # counted before the lock is released: the next version waits for these calls
                 self._under_way[version] = self._under_way.get(version, 0) + 1
 
         taking = asyncio.ensure_future(take())
@@ -277,16 +275,16 @@ class VllmPolicyReplica(Replica):
             raise
 
     async def _leave(self, version: int) -> None:
-        """One that was under way with `version` is no more."""
+        """Stops counting a call with `version` as running."""
         self._under_way[version] -= 1
         async with self._idle:
             self._idle.notify_all()
 
     async def check_health(self) -> None:
-        """Raises if the engine is dead or one reply takes longer than callers wait.
+        """Raises if the engine is dead or a reply takes longer than callers wait.
 
         Raises:
-            RuntimeError: it is, or does.
+            RuntimeError: it is dead, or a reply takes too long.
         """
         await super().check_health()
         if self._loaded is not None and self._loaded.is_dead:
@@ -316,10 +314,10 @@ class VllmPolicyReplica(Replica):
         return [reply]
 
     async def _sync_weights(self, call: ReplyCall) -> None:
-        """Has the engine hold the weights of `call`, once they are known to be whole and to say what the trainer's say.
+        """Loads the weights of `call` into the engine, after checking that they are complete and match the trainer's.
 
         Raises:
-            ModelUnavailable: they are refused; the engine keeps those that it had.
+            ModelUnavailable: they are refused; the engine keeps its previous weights.
         """
         weights, rules = call.weights, call.rules
         assert weights is not None and rules is not None, "sent to vLLM"
@@ -329,8 +327,8 @@ class VllmPolicyReplica(Replica):
         loop, folder = asyncio.get_running_loop(), self._folder / f"version-{version}"
         if weights.adapter:
             await loop.run_in_executor(None, write_adapter, weights, folder)
-        # What began under one version ends under it: whole weights overwrite those in use, an adapter has the newest
-        # stand beside it and those before leave.
+        # Calls begun with one version end with it: whole weights overwrite those in use, an adapter is loaded beside
+        # the newest one while older ones leave.
         kept = self._sampler.version if weights.adapter else None
         async with self._idle:
             await self._idle.wait_for(lambda: not any(n for v, n in self._under_way.items() if v != kept))
@@ -349,14 +347,14 @@ class VllmPolicyReplica(Replica):
                     finally:
                         is_over.set()
                         try:
-                            await feeding  # an error of its own is the cause of the engine's
+                            await feeding  # its own error is the cause of the engine's
                         finally:
                             shutil.rmtree(folder, ignore_errors=True)
-                # before anything is sampled: a fixed reply must be as likely here as where the weights come from
+                # before anything is sampled: a fixed reply must have the same probability as on the learner
                 probe = weights.probe
                 here = await self._sampler.read(probe.prompt_ids, probe.ids, probe.frame[0], rules, version)
                 distance = check_probe(weights, here, is_coarse=self._sampler.dtype != "float32")
-            except RunError:  # it may hold them half: nothing may be asked of this version
+            except RunError:  # the weights may be a mixture: this version must not be used
                 await self._sampler.forget(version)
                 raise
         self._sync_errors[version] = distance

@@ -1,12 +1,12 @@
-"""Sampling replies of a policy on vLLM: token ids and an image in, sampled ids and their log-probs out.
+"""Sampling of a policy's replies on vLLM: token ids and an image in, sampled ids and their log-probs out.
 
-Used in vLLM's environment by `serving.policy_replica`. The trainer encodes prompts, reads replies and computes values:
-what is here knows no words and has no heads.
+Used in vLLM's environment by `serving.policy_replica`. The trainer encodes prompts, parses replies and computes values:
+this module has neither text nor heads.
 
-Sampling is held to what the trainer recomputes: top-p 1, no top-k, log-probs of the processed distribution, that is
-with the banned tokens out and at the sampling temperature (vllm#42259: with truncation they would be those of another
-distribution). A version of a LoRA adapter has a name and a number of its own, and the cache of prefixes is emptied
-(vllm#42125: blocks of another version of the same name are used again).
+Sampling matches the trainer's recomputation: top-p 1, no top-k, log-probs of the processed distribution, that is
+without banned tokens and at the sampling temperature (vllm#42259: with truncation they would be those of another
+distribution). Each version of a LoRA adapter has its own name and number, and the prefix cache is emptied (vllm#42125:
+blocks of another version of the same name are reused).
 """
 
 import asyncio
@@ -32,48 +32,48 @@ from rlvlm.vlms.engines.vllm import VllmCore, lora_request
 from rlvlm.vlms.lora import check_adapter
 
 KEPT_VERSIONS = 2
-"""Adapters that are loaded at once: a request that began under one ends under it."""
+"""Number of adapters loaded at once: a request ends with the adapter it began with."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM takes for the largest rank."""
+"""Values of the maximum rank that vLLM accepts."""
 _BANNED_BIAS = -100.0
-"""On the logits of banned tokens; the largest that vLLM takes."""
+"""Bias on the logits of banned tokens; the strongest that vLLM accepts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRules:
-    """Rules of the trainer's tokenizer for replies, so that both sides sample from the same distribution."""
+    """The trainer tokenizer's rules for replies, so that both sides sample from the same distribution."""
 
     stop_id: int
-    """Ends a reply."""
+    """Token id that ends a reply."""
     banned_ids: tuple[int, ...]
-    """May not be written."""
+    """Token ids that must not be sampled."""
     image_id: int
-    """Keeps a place for a visual token."""
+    """Token id of a visual token's placeholder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledTokens:
-    """A reply as it was sampled."""
+    """A sampled reply."""
 
     ids: IntArray
-    """[N] with the end-of-turn token where it came to that."""
+    """[N] token ids, including the end-of-turn token if it was reached."""
     log_probs: FloatArray
-    """[N] as sampled."""
+    """[N] log-probs at sampling."""
     is_complete: bool
-    """False where it was cut at the limit."""
+    """Whether the reply ended by itself; False if it was cut."""
 
 
 class VllmSampler:
     """A policy's chat VLM on vLLM.
 
     Args:
-        config: of the policy: a chat VLM with an adapter, or one whose every weight learns.
-        settings: of the engine.
-        max_requests: replies written at once.
-        sleeps: whether it must be able to leave its card to others.
+        config: config of the policy: a chat VLM with an adapter, or one with all weights trained.
+        settings: settings of the engine.
+        max_requests: maximum number of concurrent replies.
+        sleeps: whether it must be able to release its GPU.
 
     Raises:
-        UsageError: the policy has parts that learn and that vLLM cannot be given.
+        UsageError: the policy has trained parts that vLLM cannot be given.
         ModelUnavailable: vLLM is not installed here, or the weights cannot be loaded.
     """
 
@@ -85,10 +85,10 @@ class VllmSampler:
         import torch
 
         dtype = config.dtype
-        if dtype == "auto":  # as the trainer's: vLLM would take what the folder says
+        if dtype == "auto":  # the trainer's: vLLM would use that of the folder
             dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-        self._sleeps = sleeps and torch.cuda.is_available()  # on a CPU vLLM cannot, and need not
-        # its kernels know a few ranks; an adapter of another takes those of the next larger one
+        self._sleeps = sleeps and torch.cuda.is_available()  # vLLM cannot sleep on a CPU, and need not
+        # its kernels support few ranks; an adapter of another rank uses those of the next larger one
         rank = next((rank for rank in _RANKS if rank >= _rank_of(config)), None)
         if rank is None:
             raise UsageError(f"vLLM takes adapters up to rank {_RANKS[-1]}", "lower --policy.lora-rank")
@@ -110,52 +110,52 @@ class VllmSampler:
             **options,
         )
         self.dtype = self._core.dtype
-        """What it computes in, such as `bfloat16`."""
+        """Dtype in which it computes, such as `bfloat16`."""
         self._section = settings.section
         self._adapters: OrderedDict[int, Any] = OrderedDict()
         self._is_mixed = False
         self.num_workers = settings.tensor_parallel
-        """Processes that hold a part of the model each."""
+        """Number of processes that hold a part of the model each."""
         self.version: int | None = None
         """Version of the newest weights; None before the first."""
 
     @property
     def window(self) -> int:
-        """Tokens of prompt and reply that fit in."""
+        """Maximum tokens of prompt and reply."""
         return self._core.window
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine will answer nothing any more."""
+        """Whether the engine cannot answer any more."""
         return self._core.is_dead or self._is_mixed
 
     def sleep(self) -> None:
-        """Leaves the card: weights go to main memory, and the cache of keys and values is let go."""
+        """Releases the GPU: weights move to main memory, and the key-value cache is freed."""
         if self._sleeps:
             self._core.run(self._core.sleep())
 
     def wake(self) -> None:
-        """Is back on the card with the weights that it had."""
+        """Moves its weights back to the GPU."""
         if self._sleeps:
             self._core.run(self._core.wake())
 
     def holds(self, version: int) -> bool:
-        """Whether the engine can sample with the weights of `version` now."""
+        """Returns whether the engine can sample with the weights of `version` now."""
         return version in self._adapters if self._has_adapter else version == self.version
 
     async def load_adapter(self, version: int, folder: Path) -> None:
-        """Takes up the adapter in `folder`, in PEFT's format, beside the earlier ones.
+        """Loads the adapter in `folder`, in PEFT's format, beside the earlier ones.
 
         Raises:
             ModelUnavailable: vLLM cannot load it.
         """
-        # from 1 on: vLLM takes 0 for no adapter
+        # from 1 on, because 0 means no adapter in vLLM
         adapter = lora_request(f"version-{version}", version + 1, folder)
         try:
             await self._core.add_lora(adapter)
             self._adapters[version] = adapter
             self._adapters.move_to_end(version)
-            # the one before stays for the replies that began under it
+            # the previous one stays for the replies that began with it
             while len(self._adapters) > KEPT_VERSIONS:
                 _, oldest = self._adapters.popitem(last=False)
                 await self._core.remove_lora(oldest)
@@ -165,13 +165,13 @@ class VllmSampler:
         self.version = version
 
     async def load_buckets(self, version: int, folder: Path, buckets: Sequence[Bucket]) -> None:
-        """Puts what `buckets` hold in the place of the model's weights, as their bytes come into `folder`.
+        """Replaces the model's weights by those in `buckets`, as their bytes arrive in `folder`.
 
         Raises:
-            ModelUnavailable: they are torn, not finite, or do not all come; the model is then a mixture, with which
-                this engine will not go on.
+            ModelUnavailable: they are truncated, not finite, or incomplete; the model is then a mixture, which this
+                engine refuses to use.
         """
-        # half new weights belong to no version, and must not be sampled with
+        # a mixture of weights belongs to no version, and must not be sampled with
         self.version = None
         try:
             await self._core.replace_weights("load_buckets", folder=str(folder), buckets=described(buckets))
@@ -180,12 +180,12 @@ class VllmSampler:
             if not isinstance(error, Exception):
                 raise
             raise _not_loaded(version, error) from error
-        # keys and values that were computed with the weights before
+        # keys and values computed with the previous weights
         await self._core.forget_prefixes()
         self.version = version
 
     async def forget(self, refused: int) -> None:
-        """Samples no more with the weights of version `refused`."""
+        """Stops sampling with the weights of version `refused`."""
         if adapter := self._adapters.pop(refused, None):
             await self._core.remove_lora(adapter)
         if self._has_adapter:
@@ -197,19 +197,19 @@ class VllmSampler:
         self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: ReplySampling, *,
         seed: int, version: int,
     ) -> SampledTokens:  # fmt: skip
-        """One reply.
+        """Samples one reply.
 
         Args:
             prompt_ids: [P] the whole prompt, image tokens expanded.
             frame: [H, W, 3] the image, or [k, H, W, 3] of k images.
-            rules: of the trainer's tokenizer.
-            sampling: how.
-            seed: of this reply alone.
-            version: of the weights.
+            rules: rules of the trainer's tokenizer.
+            sampling: settings of sampling.
+            seed: seed of this reply.
+            version: version of the weights.
 
         Raises:
             UsageError: prompt and reply do not fit into the engine's window.
-            ModelUnavailable: the engine is dead, or it does not see the prompt as the trainer does.
+            ModelUnavailable: the engine is dead, or encodes the prompt differently from the trainer.
         """
         params = {
             "max_tokens": sampling.max_new_tokens,
@@ -230,14 +230,14 @@ class VllmSampler:
     async def read(
         self, prompt_ids: IntArray, reply_ids: IntArray, frame: Frames, rules: TokenRules, version: int
     ) -> FloatArray:
-        """[N] log-probs of a stored reply's tokens at temperature 1, one request each: by the path that sampling takes.
+        """Returns [N] log-probs of a stored reply's tokens at temperature 1, by one request each, as in sampling.
 
         Raises as `sample` does.
         """
 
         async def log_prob(index: int) -> float:
             token = int(reply_ids[index])
-            # not as log-probs of a prompt: vLLM computes these without banning and temperature
+            # not as log-probs of a prompt, which vLLM computes without banning and temperature
             begun = np.concatenate([prompt_ids, reply_ids[:index]])
             wanted = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token]}
             output = await self._ask(begun, frame, rules, wanted, version)
@@ -248,7 +248,7 @@ class VllmSampler:
     async def _ask(
         self, ids: IntArray, frame: Frames, rules: TokenRules, sampling: dict[str, Any], version: int
     ) -> Any:
-        """The engine's output for one prompt, once it is known to have been read as the trainer reads it."""
+        """Returns the engine's output for one prompt, after checking that it was encoded as by the trainer."""
         expected = ids.tolist()
         if len(expected) + sampling["max_tokens"] > self.window:
             raise UsageError(
@@ -257,7 +257,7 @@ class VllmSampler:
                 f"raise --{self._section}.max-tokens, or lower --policy.max-pixels or --algo.max-reply-tokens",
             )
         lora = self._adapters[version] if self._has_adapter else None
-        # leaves e^-100 of a token's probability, which is none in float32
+        # leaves e^-100 of a token's probability, which is 0 in float32
         bias = dict.fromkeys(rules.banned_ids, _BANNED_BIAS)
         frames = list(frame.reshape(-1, *frame.shape[-3:]))
         try:
@@ -269,7 +269,7 @@ class VllmSampler:
             )
         except (ValueError, RuntimeError) as error:
             raise ModelUnavailable(f"vLLM did not answer a prompt: {error}", "look at the replica's log") from error
-        # else log-probs would be those of another prompt, and nothing would say so
+        # otherwise log-probs would silently be those of another prompt
         if list(output.prompt_token_ids) != expected:
             raise ModelUnavailable(
                 f"vLLM reads a prompt of {len(expected)} tokens as {len(output.prompt_token_ids)}: it makes other "
@@ -289,7 +289,7 @@ def check_policy(config: PolicyConfig) -> None:
     """Raises unless every trained part of the policy can be given to vLLM.
 
     Raises:
-        UsageError: says what cannot, and the setting to change.
+        UsageError: one cannot; the message says which, and the setting to change.
     """
     if config.head != "text":
         raise UsageError("vLLM samples text, an action head picks no token", "leave out --engine.backend vllm")
@@ -303,9 +303,9 @@ def check_policy(config: PolicyConfig) -> None:
 
 
 def collapsed(ids: Sequence[int], image_id: int, num_images: int = 1) -> list[int]:
-    """The ids with the visual tokens of each image as one: the engine puts in as many as the image takes.
+    """Returns the ids with a single visual token per image, which the engine expands to as many as needed.
 
-    Images are of one size; where nothing stands between two of them, their tokens are one run.
+    Images have equal sizes; without text between two of them, their tokens are one run.
     """
     own = max(1, list(ids).count(image_id) // num_images)
     return [
@@ -316,7 +316,7 @@ def collapsed(ids: Sequence[int], image_id: int, num_images: int = 1) -> list[in
 
 
 def _rank_of(config: PolicyConfig) -> int:
-    """LoRA rank of the adapter that will be sent; an adapter from a folder has its own."""
+    """Returns the LoRA rank of the adapter to be sent; an adapter from a folder has its own."""
     if not config.adapter:
         return config.lora_rank
     return check_adapter(Path(config.adapter).expanduser())

@@ -1,8 +1,8 @@
-"""Extension of vLLM's workers that loads new weights; vLLM mixes it into them by its name.
+"""Extension of vLLM's workers that loads new weights; vLLM adds it to them by name.
 
 The process that starts the engine writes the buckets into a folder, one after the other
-(`serving.weights.feed_buckets`), which also works where the model is spread over several processes, none of which knows
-Ray.
+(`serving.weights.feed_buckets`), which also works if the model is spread over several processes, none of which has
+access to Ray.
 """
 
 import time
@@ -17,52 +17,52 @@ from torch import Tensor
 from rlvlm.policies.buckets import Bucket, TensorPlace, read_bucket
 
 FAILED = "failed"
-"""A file that says that no more buckets will come."""
+"""File which signals that no more buckets will come."""
 MODEL = "model."
-"""Prefix of a policy's names of its chat VLM's weights; the others belong to its heads, which vLLM does not have."""
+"""Prefix of the chat VLM's weights in a policy; the others belong to its heads, which vLLM does not have."""
 _POLL_S = 0.002
 
 
 class BucketLoader:
-    """Mixed into each of vLLM's workers, by `worker_extension_cls`."""
+    """Mixin for each of vLLM's workers, through `worker_extension_cls`."""
 
     rank: int
     reload_weights: Any
 
     def load_buckets(self, folder: str, buckets: Sequence[dict[str, Any]]) -> None:
-        """Puts what comes into `folder` in the place of the model's weights, layer by layer; what does not come stays.
+        """Replaces the model's weights by those arriving in `folder`, layer by layer; the others stay.
 
         Args:
-            folder: of the files; one that is gone brings no more of them.
-            buckets: as `described` gives them.
+            folder: folder of the files; if it disappears, no more of them come.
+            buckets: as returned by `described`.
 
         Raises:
-            ValueError: what came is torn or not finite; the model is then a mixture.
-            RuntimeError: no more came.
+            ValueError: a bucket is truncated or not finite; the model is then a mixture.
+            RuntimeError: no more buckets came.
         """
         self.reload_weights(weights_iterator=_stream(Path(folder), buckets, self.rank), is_checkpoint_format=True)
 
 
 def described(buckets: Sequence[Bucket]) -> list[dict[str, Any]]:
-    """`buckets` in words that go to another process; where their bytes lie stays behind."""
+    """Returns descriptions of `buckets` for another process, without references to their bytes."""
     return [{"sha256": bucket.sha256, "tensors": [asdict(tensor) for tensor in bucket.tensors]} for bucket in buckets]
 
 
 def _stream(folder: Path, buckets: Sequence[dict[str, Any]], rank: int) -> Iterator[tuple[str, Tensor]]:
     for number, bucket in enumerate(buckets):
         file = folder / str(number)
-        # buckets are written one at a time, so that no more than two lie in the folder
+        # buckets are written one at a time, so that at most two are in the folder
         while not file.exists():
-            # the folder goes away with the writer, which may have had no time to say so
+            # the folder disappears with the writer, which may have had no time to signal it
             if (folder / FAILED).exists() or not folder.exists():
                 raise RuntimeError(f"bucket {number} of {len(buckets)} of the weights does not come")
             time.sleep(_POLL_S)
         tensors = tuple(TensorPlace(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in bucket["tensors"])
         content: Any = np.memmap(file, np.uint8, "r")
         for name, value in read_bucket(Bucket(tensors=tensors, sha256=bucket["sha256"], where=None), content):
-            # heads are the trainer's own
+            # heads stay with the trainer
             if name.startswith(MODEL):
                 yield name.removeprefix(MODEL), value
         del content
-        # the writer may delete it once every worker has said so
+        # the writer may delete it once every worker has confirmed it
         file.with_name(f"{number}.read-{rank}").touch()
