@@ -1,4 +1,4 @@
-"""RLlib's config of policy gradients: our frozen settings, and the numbers of processes as RLlib has them."""
+"""RLlib's config of policy gradients: rlvlm's frozen settings, and RLlib's own numbers of processes."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -25,12 +25,12 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 
 MakeEngine = Callable[[VLMPolicy, Observations, IntArray, Frames], Engine]
-"""Makes what samples for a policy that is trained here, given a fixed turn, the ids of a reply to it and its image
-[1, H, W, 3] to compare by; it must pickle."""
+"""Makes the engine that samples for a policy in training here, given a fixed turn, the token ids of a reply to it and
+its image [1, H, W, 3], by which both are compared; must pickle."""
 
 
 class TokenConfig(BaseConfig):
-    """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them.
+    """Holds rlvlm's frozen configs as attributes of an RLlib config; a sweep may replace any of them.
 
     Args:
         algo_class: the algorithm.
@@ -59,7 +59,7 @@ class TokenConfig(BaseConfig):
         return find_task(self.task).kind if self.task else "turns"
 
     def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
-        """See `BaseConfig`; its kind of env decides what plays it."""
+        """Chooses the env, see `BaseConfig`; its kind decides which runner plays it."""
         super().envs(task=task, env_settings=env_settings)
         self.env_runner_cls = ChunkRunner if self.kind == "chunks" else TurnRunner
         return self
@@ -70,33 +70,33 @@ class TokenConfig(BaseConfig):
         """Chooses the policy.
 
         Args:
-            policy: its config, of a VLA, a VLM or a network of the user's own.
-            make_engine: makes what samples its replies elsewhere; None samples in the algorithm's process.
-            eval_envs: in turns, played at once by evaluations; 0: as many as by rollouts.
+            policy: config of a VLA, a VLM or the user's own network.
+            make_engine: makes an engine that samples replies in other processes. None: the algorithm's process does.
+            eval_envs: number of envs that evaluations in turns play at once. 0: as many as rollouts.
         """
         return self._take(policy=policy, make_engine=make_engine, eval_envs=eval_envs)
 
     @property
     def history(self) -> int:
-        """Images in a prompt of a policy that replies."""
+        """Number of images in a prompt, of a policy that replies."""
         return getattr(self.policy, "history", 1)
 
     def policy_for(self, env: Any) -> Any:
-        """The policy, untrained or as it is loaded, for an env of the task."""
+        """Returns the policy, untrained or as loaded, for an env of the task."""
         return (build_vla if self.kind == "chunks" else build_policy)(self.policy, env)
 
     def learning(
         self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
     ) -> Self:
-        """Chooses how it learns.
+        """Chooses the settings of learning.
 
         Args:
             algo: estimator, loss, rollouts and updates, numbers of processes included.
             sft: the supervised start, of the policy's own kind.
-            total_steps: env steps over which the step sizes fall.
+            total_steps: number of env steps over which Adam's step sizes fall.
         """
         if isinstance(algo, PolicyGradientConfig):
-            # a VLM lies where its own config says; RLlib places a VLA, and learners that are actors
+            # a VLM's own config says where it is placed; RLlib places a VLA, and learners that are actors
             here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.kind == "turns" else own_learner_gpu(algo.device)
             gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
             self.learners(num_learners=algo.num_learners, **gpus)
@@ -115,14 +115,14 @@ class TokenConfig(BaseConfig):
         make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
         judge_env: EnvConfig | None = UNCHANGED,
     ) -> Self:
-        """Chooses what turns, chunks and episodes are worth.
+        """Chooses the rewards of turns, chunks and episodes.
 
         Args:
             reward: sources and their weights.
-            goal: what a judge is asked about; empty takes the env's own goal, or the episode's instruction.
-            make_judge: makes the judge in the process that asks it; must pickle. None where no judge is asked.
-            make_fallback_judge: makes the judge that is asked where the first has no answer, in the same way.
-            judge_env: settings of the env that draws for the judge; None takes those of `envs`.
+            goal: goal that a judge is asked about. Empty: the env's own, or the episode's instruction.
+            make_judge: makes the judge in the process that asks it; must pickle. None: no judge is asked.
+            make_fallback_judge: makes the judge that is asked if the first gives no answer, likewise.
+            judge_env: settings of the env that draws for the judge. None: those of `envs`.
         """
         return self._take(
             reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge,
@@ -168,7 +168,7 @@ class TokenConfig(BaseConfig):
                 f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
                 "time; set --algo.rounds 1"
             )
-        # the noise is that of the judge's scores of known episodes, which the preflight plays
+        # the noise is measured by the judge's scores of known episodes, which the preflight plays
         is_measured = algo.advantage.scorer_noise == "measured"
         if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
             raise ValueError(
@@ -177,7 +177,7 @@ class TokenConfig(BaseConfig):
             )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The policy, made for the task's env."""
+        """Returns the policy's spec, for the task's env."""
 
         def make() -> Any:
             use_assigned_gpu()
@@ -187,5 +187,5 @@ class TokenConfig(BaseConfig):
         return RLModuleSpec(module_class=PolicyModule, model_config=settings)
 
     def get_default_learner_class(self) -> type[TokenLearner]:
-        """The learner of all estimators and losses."""
+        """Returns the learner, one for all estimators and losses."""
         return TokenLearner

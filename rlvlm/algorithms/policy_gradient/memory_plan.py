@@ -1,33 +1,34 @@
-"""GPU memory of a learner's process, by the shapes of a model alone: no weight is loaded. `runs.preflight` asks.
+"""Estimate of a learner's GPU memory, from the shapes of its model: no weight is loaded. `runs.preflight` uses it.
 
-What it holds all the time, with P parameters that learn, F that are frozen, N learners that share them out (1 where
-each holds all):
+P parameters are trained and F are frozen. N learners share them out; N is 1 where each holds all. All the time, the
+process holds:
 
-    context    of CUDA and its libraries, outside of torch
+    context    CUDA and its libraries, outside of torch
     weights    (w P + f F) / N        w 4 in float32; f 2 beside an adapter, 4 in float32, 0.52 of layers in NF4
-    Adam       8 P / N                only in updates with `algo.offload`, and so is the start
-    images     the cache of encoded images, full
+    Adam       8 P / N                with `algo.offload`, it and the initial weights only during updates
+    images     the cache of encoded images, when full
 
-While it learns:
+While it learns, also:
 
     gradients  4 P / N
-    copies     4 P / N                each of: before an update that may be taken back; the start and the weights it
-                                      changes places with, where divergence from it is charged for
-    passing    what is gathered of a sharded policy at once, its embeddings and two blocks, and its gradient; of whole
-               learners that are several, the vector in which gradients are summed, twice
+    copies     4 P / N                for each copy: the weights before an update that may be taken back; the initial
+                                      weights and the ones they are swapped with, if divergence from them is penalised
+    passing    sharded: the gathered embeddings and two blocks, and their gradient; several learners that each hold all
+               weights: the vector in which gradients are summed, twice
 
-What comes and goes, by turns, so that only the most at one time counts:
+One of these at a time, so that only the largest counts:
 
     start      a step of the supervised start
-    sampling   keys and values of all rows, beside what reading the prompts takes; in evaluations too
-    update     a step of an update: activations and log-probs, or Adam's own of the largest parameter
+    sampling   keys and values of all rows, and what reading the prompts takes; also in evaluations
+    update     a step of an update: activations and log-probs, or Adam's temporary values of the largest parameter
 
-and `reserve`, what the allocator holds beside that. While it loads, a learner takes no more: of what is shared out it
-reads its own slices alone.
+`reserve` is what the allocator holds beyond that. Loading takes no more: a learner reads only its own slices of what is
+shared out.
 
-Activations of a chat VLM are counted (`policies.vlm.activations`). Of a VLA, with I and H a layer's widths, L layers,
-they are a (L H + 4 I + 8.3 H) for each token with gradient checkpointing and a L (4 I + 8.3 H) without, a 4 or 2: the
-numbers of a block that `benchmarks/update_memory.py` counts at the widths of Qwen2.5-VL-3B and 7B, within 1 %.
+Activations of a chat VLM are counted (`policies.vlm.activations`). A VLA with L layers of the widths I and H takes, per
+token, a (L H + 4 I + 8.3 H) bytes with gradient checkpointing and a L (4 I + 8.3 H) without; a is 4 or 2, the bytes of
+a number. This is within 1 % of what `benchmarks/update_memory.py` counts for blocks as wide as those of Qwen2.5-VL-3B
+and 7B.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -55,26 +56,26 @@ MARGIN = 0.05
 _CONTEXT = 0.7 * 2**30
 """Bytes of CUDA's context and libraries that a process holds beside what torch has reserved."""
 _RESERVE = 0.1
-"""Allowance for what lies unused between tensors of unlike sizes, of what comes and goes. With segments that grow
-(`vlms.devices.use_expandable_segments`) no more than pages of 2 MiB is lost to one; without them it was 25 to 35 %."""
+"""Share added to temporary memory, for gaps between tensors of different sizes. With segments that grow
+(`vlms.devices.use_expandable_segments`) a tensor wastes less than a page of 2 MiB; without them 25 to 35 % was lost."""
 _NF4_BYTES = 0.52
-"""A weight of 4 bits, with its part of doubly quantised constants."""
+"""Bytes of a weight of 4 bits, with its part of the doubly quantised constants."""
 _SLICES_BYTES = 3 * 2**27
-"""Logits of a slice of a VLA's tokens, their log-softmax and its gradient."""
+"""Bytes of the logits of a slice of a VLA's tokens, their log-softmax and its gradient."""
 _MIN_CACHE_MIB = 128
-"""Room for encoded images that is advised where memory is short."""
+"""MiB for encoded images that are advised if memory is short."""
 _LEARNERS = (2, 4, 8, 16)
 _GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """Parameters of a model by whether they learn, and sizes of its activations."""
+    """Numbers of trained and frozen parameters of a model, and sizes of its activations."""
 
     learned: int
-    """Weights that learn."""
+    """Weights that are trained."""
     frozen: int
-    """Weights that do not."""
+    """Weights that are not trained."""
     frozen_nf4: int
     """Frozen weights that NF4 holds in 4 bits."""
     block: int
@@ -82,34 +83,34 @@ class ModelSize:
     outside: int
     """Weights outside of all blocks: embeddings and the output head."""
     largest: int
-    """Weights of the largest parameter that learns."""
+    """Weights of the largest parameter that is trained."""
     activations: Callable[[str, str], Activations]
-    """By the type of what the model computes in, `float32` or `bfloat16`, and of an adapter beside it."""
+    """Function from the types that the model and its adapter compute in, `float32` or `bfloat16`, to activations."""
 
     @property
     def total(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return self.learned + self.frozen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What goes through the policy of a learner's process beside updates."""
+    """Uses of the policy in a learner's process besides updates."""
 
     prompt_tokens: int = 0
-    """Of one prompt with its image; 0 where that is not known: then rows count by `algo.microbatch_tokens` alone, and
-    sampling is left out."""
+    """Tokens of one prompt with its image. 0: unknown; then only `algo.microbatch_tokens` says how many tokens are
+    learned from at once, and sampling is left out."""
     sft_rows: int = 0
-    """Answers of a step of the supervised start; 0 without one."""
+    """Answers in a step of the supervised start. 0: there is no such start."""
     is_sampled: bool = False
-    """Whether this process samples and evaluates, too."""
+    """Whether this process also samples and evaluates."""
     eval_envs: int = 0
-    """Envs that evaluations play at once; 0: as many as rollouts."""
+    """Number of envs that evaluations play at once. 0: as many as rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes on the GPU of one learner's process, by what they are for; see the module."""
+    """GPU memory of one learner's process, in bytes by purpose; see the module."""
 
     context: float
     weights: float
@@ -127,7 +128,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> float:
-        """The most at one time: the start, sampling and updates take turns."""
+        """Maximum at one time: the start, sampling and updates take turns."""
         learning = self.gradients + self.copies + self.passing + max(self.start, self.update)
         held = self.context + self.weights + self.images + self.reserve
         if self.is_offloaded:
@@ -136,7 +137,7 @@ class MemoryPlan:
 
 
 def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
-    """The size of the model in `folder`, with what `policy` has learn of it; reads its `config.json` alone."""
+    """Returns the size of the model in `folder`, trained as `policy` says; reads only its `config.json`."""
     with torch.device("meta"):  # shapes without memory: the model's weights are never read
         network, text = _NETWORKS[type(policy)](policy, folder)
         size = measured(network, text)
@@ -147,7 +148,7 @@ def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
 
 
 def _rule(text: Any, *, recomputes: bool) -> Callable[[str, str], Activations]:
-    """Activations of a network whose language model has the config `text`, see the module."""
+    """Returns the activations, by formula, of a VLA whose language model has the config `text`; see the module."""
     block = 4 * text.intermediate_size + 8.3 * text.hidden_size
     # with checkpointing each layer's input and one block's activations are kept, without it those of all blocks
     inputs = text.num_hidden_layers * text.hidden_size
@@ -161,7 +162,7 @@ def _rule(text: Any, *, recomputes: bool) -> Callable[[str, str], Activations]:
 
 
 def _counted(network: nn.Module, recomputes: bool) -> Callable[[str, str], Activations]:
-    """Activations of a chat VLM on the meta device, counted once for each precision."""
+    """Returns the activations of a chat VLM on the meta device, counted once for each precision."""
     recompute_blocks(network, recomputes)
 
     @cache
@@ -202,11 +203,11 @@ _NETWORKS: Mapping[type, Callable[[Any, Path], tuple[nn.Module, Any]]] = {
     VLAConfig: _vla_network,
     PolicyConfig: _vlm_network,
 }
-"""By policy config: builds the network, and the config of its language model."""
+"""Functions that build the network and the config of its language model, by the type of the policy's config."""
 
 
 def measured(network: nn.Module, text: Any) -> ModelSize:
-    """The size of `network`, whose language model has the config `text`."""
+    """Returns the size of `network`, whose language model has the config `text`."""
     counts = {True: 0, False: 0}
     for parameter in network.parameters():
         counts[parameter.requires_grad] += parameter.numel()
@@ -236,21 +237,21 @@ def plan(
     on_gpu: bool,
     workload: Workload = Workload(),
 ) -> MemoryPlan:
-    """Maximum memory of one learner's process.
+    """Estimates the maximum memory of one learner's process.
 
-    What comes and goes counts where the number of tokens at once is known, by `algo.microbatch_tokens` or by
-    `workload`; else it is left out, and the plan is a lower bound.
+    Temporary memory is included if `algo.microbatch_tokens` or `workload` gives the number of tokens at once. Otherwise
+    it is left out, and the plan is a lower bound.
 
     Args:
         size: of the policy's model.
-        policy: how it is loaded.
-        algo: how it learns.
-        on_gpu: whether weights beside an adapter or an action expert are bfloat16 where nothing else is said.
-        workload: what else it is used for.
+        policy: settings by which the model is loaded.
+        algo: settings by which it learns.
+        on_gpu: whether frozen weights beside an adapter or an action expert are bfloat16 by default.
+        workload: its other uses.
     """
     wants = policy.loading
-    # bytes of a number: adapters and the action experts of LeRobot are always float32, and what they stand beside is
-    # bfloat16 where a GPU computes
+    # bytes of a number: adapters and the action experts of LeRobot are always float32; on a GPU, the weights beside
+    # them are bfloat16
     is_partial = policy.has_adapter or wants.learns == "expert"
     is_coarse = wants.dtype == "bfloat16" or (wants.dtype == "auto" and is_partial and on_gpu)
     base = 2 if is_coarse else 4
@@ -260,11 +261,11 @@ def plan(
     if getattr(policy, "quantization", "none") == "nf4":
         in_common -= (base - _NF4_BYTES) * size.frozen_nf4
     own = size.learned / spread
-    # the weights before an update that may be taken back; only updates with the policy's own critic are
+    # a copy of the weights before an update that may be taken back, which only those with the policy's own critic may
     copies = 4 * own * (algo.shrinkage and algo.advantage.values == "policy")
     if algo.loss.kl_weight:
-        copies += 4 * own * (2 if algo.shard else 1)  # the start lies in main memory where it is no slice
-    casts = algo.compute_dtype == "bfloat16"  # and the adapter, too
+        copies += 4 * own * (2 if algo.shard else 1)  # whole initial weights lie in main memory, slices do not
+    casts = algo.compute_dtype == "bfloat16"  # of the adapter, too
     compute = 2 if casts or is_coarse else 4
     passing = 0.0
     if algo.shard:
@@ -277,7 +278,7 @@ def plan(
     longest = workload.prompt_tokens + algo.max_reply_tokens if workload.prompt_tokens else 0
 
     def learning(rows: int) -> float:
-        """Bytes of a step of so many rows that go through the policy at once, or of fewer by `microbatch_tokens`."""
+        """Returns the bytes of a step with `rows` rows at once, or fewer where `microbatch_tokens` limits them."""
         tokens = min(filter(None, (algo.microbatch_tokens, rows * longest)), default=0)
         replies = tokens * (algo.max_reply_tokens / longest if longest else 1.0)
         logits = taken.logits * min(replies, taken.slice_tokens or replies)
@@ -319,10 +320,10 @@ def fix_of(
     gpu_memory: float,
     workload: Workload = Workload(),
 ) -> str | None:
-    """The setting to change so that a learner fits a GPU of `gpu_memory`; None where it fits as it is."""
+    """Returns the setting to change so that a learner fits a GPU of `gpu_memory`. None: it fits as it is."""
 
     def fits(policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, eval_envs: int = workload.eval_envs) -> bool:
-        # learners elsewhere do not sample
+        # learners in other processes do not sample
         work = replace(workload, is_sampled=workload.is_sampled and not algo.num_learners, eval_envs=eval_envs)
         return plan(size, policy, algo, on_gpu=True, workload=work).total <= (1 - MARGIN) * gpu_memory
 
@@ -341,8 +342,8 @@ def fix_of(
 def _changes(
     policy: PolicyConfig | VLAConfig, algo: PolicyGradientConfig, workload: Workload
 ) -> Iterator[tuple[str, PolicyConfig | VLAConfig, PolicyGradientConfig]]:
-    """Settings that take less memory and change nothing else, the cheapest first, and what is configured then."""
-    # fewer at once take longer
+    """Yields settings that only save memory, the cheapest first, each with the configs that result."""
+    # fewer tokens at once take longer
     tokens = algo.microbatch_tokens // 2
     while tokens >= 512:
         yield f"--algo.microbatch-tokens {tokens}", policy, replace(algo, microbatch_tokens=tokens)
@@ -361,7 +362,7 @@ def _changes(
 
 
 def words_of(plan: MemoryPlan) -> str:
-    """The plan in one line, GiB."""
+    """Returns the plan as one line, in GiB."""
     named = {name: value / _GIB for name, value in asdict(plan).items()}
     parts = ", ".join(f"{name} {value:.1f}" for name, value in named.items() if value >= 0.05)
     return f"{plan.total / _GIB:.1f} GiB ({parts})"
