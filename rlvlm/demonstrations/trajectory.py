@@ -20,13 +20,13 @@ GripperUnits = Literal["minus_one_opens", "one_opens", "one_closes"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutConfig:
-    """How steps become chunks, and what is converted on the way. The folder's card records it."""
+    """Settings by which recorded steps are converted and cut into chunks. The folder's card records them."""
 
     stride: int = 0
     """Steps from the start of one chunk to that of the next, >= 0; 0: a chunk's length, so that chunks do not
     overlap."""
     last: Literal["still", "repeat", "drop"] = "still"
-    """How an incomplete last chunk is filled. still: with no movement and the gripper unchanged; repeat: with the last
+    """Filling of an incomplete last chunk. still: with no movement and the gripper unchanged; repeat: with the last
     action, as in OpenVLA-OFT; drop: it is left out."""
     drop_no_ops: bool = False
     """Whether to leave out steps that neither move the arm nor change the gripper, as in OpenVLA's LIBERO data."""
@@ -43,7 +43,7 @@ class CutConfig:
     unlike: bool = False
     """Whether to accept data that start elsewhere than the task's own episodes, or whose actions are positions."""
     success: Annotated[SuccessRule | None, tyro.conf.arg(prefix_name=False)] = None
-    """How to treat data that do not say which episodes succeeded. assumed: all did; none: none did. None: such data are
+    """Treatment of data that do not say which episodes succeeded. assumed: all did; none: none did. None: such data are
     refused."""
     cameras: tuple[str, ...] = ()
     """Names of the images in the data, in the order of the env's cameras; empty: all, the wrist's last."""

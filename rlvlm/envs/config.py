@@ -86,8 +86,8 @@ class TurnEnvConfig(EnvConfig):
     """strict: replies are parsed strictly, and an unreadable one does nothing and costs a penalty; legacy: the
     reference's rules with their loopholes, which answer an unreadable reply with a random action."""
     split: Literal["all", "training", "held_out"] = "all"
-    """Which starts (hands of cards, layouts of grids) episodes may have. A fifth of them, always the same, is held
-    out: a training run plays the others, and its evaluations play the held-out ones."""
+    """Starts (hands of cards, layouts of grids) that episodes may have. A fifth of all, always the same, is held out: a
+    training run plays the others, and its evaluations play the held-out ones."""
     prompt: str = ""
     """File with a prompt of your own, for instance a reference's; empty: the env's prompt. In the file $prompt stands
     for the env's prompt, $actions for the legal actions, $goal for the goal and, in games of points, $formula for the

@@ -24,7 +24,7 @@ from rlvlm.policies.protocol import Policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplySampling:
-    """How replies are sampled."""
+    """Settings of sampling replies."""
 
     max_new_tokens: int = 1
     """Maximum length of a reply, at which it is cut, tokens."""

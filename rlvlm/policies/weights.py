@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shardable:
-    """How a policy's weights may be sharded over several learners."""
+    """Description of a policy's weights by which they are sharded over several learners."""
 
     root: nn.Module
     """Module that contains the blocks, and is called as one."""

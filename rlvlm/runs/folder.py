@@ -57,7 +57,7 @@ WAYS_OUT = (
 )
 """Settings that refer to things outside a run's folder: servers, variables, files, programs."""
 READ_OUTSIDE = ("env.prompt", "judge.store")
-"""Those read even if a run is only viewed: played, or its answers reported."""
+"""Settings whose files are read even if a run is only viewed: played, or its answers reported."""
 USUAL_KEYS = ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
 """Variables with keys that go to their own provider if no `base_url` is set."""
 RAY_COPY = "_ray_pkg_"

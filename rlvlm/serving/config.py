@@ -85,7 +85,7 @@ class PolicyVllmConfig(VllmConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedEngineConfig:
-    """Where a policy in training samples its replies."""
+    """Settings of the engine with which a policy in training samples its replies."""
 
     backend: Literal["transformers", "vllm"] = "transformers"
     """Engine in a replica. transformers: the policy itself, in batches; vllm: its chat VLM on vLLM, in an environment

@@ -36,7 +36,10 @@ class CriticConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageConfig:
-    """How rewards become advantages, and which groups are useful. An estimator reads the settings it needs."""
+    """Settings by which rewards become advantages and groups count as useful.
+
+    An estimator reads only the settings that it needs.
+    """
 
     estimator: str = "gae"
     """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, gigpo), or an estimator of your own as
@@ -90,7 +93,7 @@ class LossConfig:
     """Unit of the probability ratio. token: each token; action: each action of a chunk, over its dimensions; answer:
     each reply or chunk as a whole; weighted: each reply, with thoughts weighing less than the action (RL4VLM)."""
     average: Averaging = "turn"
-    """How losses are averaged. turn: sum over a reply's tokens, mean over turns (the gradient of whole replies);
+    """Averaging of losses. turn: sum over a reply's tokens, mean over turns (the gradient of whole replies);
     trajectory: every episode has the same weight, however long; token: every token has the same weight; constant: sum
     over an episode's tokens divided by the number of tokens of the longest possible episode (Dr. GRPO)."""
     clip_low: float = 0.2

@@ -46,7 +46,7 @@ class SACConfig:
     default layers 157 env steps a second on two cores, 94 to 123 on an H100); else a GPU that Ray or SLURM assigned to
     the process, if there is one. cuda: the first visible GPU."""
     update: Literal["by_hand", "autograd"] = "by_hand"
-    """How gradients are computed: by_hand is faster; autograd is plain torch, for changes of the losses."""
+    """Computation of gradients: by_hand is faster; autograd is plain torch, for changes of the losses."""
     replay_capacity: int = 1_000_000
     """Maximum number of transitions kept; memory is taken as they come."""
     novelty_neighbour: int = 5

@@ -18,7 +18,7 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
     render_style: Literal["auto", "benchmark", "light"] = "auto"
-    """How images are drawn. benchmark: as in the benchmark, with full meshes, shadows, reflections and smooth edges,
+    """Rendering of images. benchmark: as in the benchmark, with full meshes, shadows, reflections and smooth edges,
     which published checkpoints were trained on; light: without these, 3 to 20 times as fast on a CPU. auto: light for
     pocket models, which were trained on it, and benchmark for all others; policy and judge each see their own."""
     mesh_cell: float = 0.005

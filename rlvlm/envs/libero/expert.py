@@ -162,7 +162,7 @@ class ScriptMemory:
     offset: tuple[float, ...] = (0.0, 0.0, 0.0)
     """Vector from the hand to the thing when it was grasped."""
     below: float = 0.0
-    """How far the thing extends below the hand."""
+    """Length by which the thing extends below the hand."""
 
     def to_array(self) -> Doubles:
         """Returns the memory as [13] numbers."""

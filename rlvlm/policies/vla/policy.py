@@ -25,7 +25,7 @@ from rlvlm.policies.vla.config import VLAConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How chunks are sampled."""
+    """Settings of sampling chunks."""
 
     temperature: float | None = None
     """Temperature > 0; None takes the most likely chunk."""

@@ -44,7 +44,7 @@ class PolicyConfig(VLMConfig):
     """Dtype of the weights. auto: float32 on a CPU and if all weights are trained, because bfloat16 loses most of
     Adam's steps to rounding; bfloat16 on a GPU with an adapter, which is float32 itself."""
     head: str = "text"
-    """How it answers. text: the action is read from the reply; actions: a categorical head picks it and no text is
+    """Form of its answers. text: the action is read from the reply; actions: a categorical head picks it and no text is
     generated; or a network of your own instead of a chat VLM as `module:NAME`, a class or function that is called with
     the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)

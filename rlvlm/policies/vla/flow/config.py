@@ -8,7 +8,7 @@ from rlvlm.core.checks import check_interval, check_least
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowConfig:
-    """How chunks are denoised, and where noise is added for exploration."""
+    """Settings of denoising chunks, and of the noise that is added for exploration."""
 
     section: ClassVar[str] = "policy.flow"
     """Prefix of these fields on the command line, for messages."""
@@ -37,7 +37,7 @@ class FlowConfig:
     draws: int = 4
     """Noises and times per chunk in an update of the supervised start, >= 1; images are encoded once."""
     normalisation: Literal["mean_std", "quantiles"] = "mean_std"
-    """How actions and proprioception are scaled by the demonstrations: to mean 0 and standard deviation 1, or the 1st
+    """Scaling of actions and proprioception by the demonstrations: to mean 0 and standard deviation 1, or the 1st
     and the 99th percentile to -1 and 1. A checkpoint has its own."""
 
     def __post_init__(self) -> None:
