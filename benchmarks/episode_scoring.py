@@ -1,5 +1,5 @@
-"""How long a GRPO step waits for a judge that is slow: with its rollouts played in one part and in several, and with
-updates that learn from the rollout before (`algo.staleness`).
+"""Time that a GRPO step waits for a slow judge: with its rollouts played in one part or in several, and with updates
+that learn from the previous rollout (`algo.staleness`).
 
     python benchmarks/episode_scoring.py --video-s 0.5 --at-once 64
 

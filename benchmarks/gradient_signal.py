@@ -1,8 +1,8 @@
-"""How much of an update's gradient is signal: what two blocks of episodes agree on, by how chunks are credited.
+"""Share of an update's gradient that two blocks of episodes agree on, by the way in which chunks are credited.
 
     python benchmarks/gradient_signal.py libero_goal/8 --start goal8.pt --max-episodes 2048
 
-The policy stays as it is. Critics learn from all episodes, one block of 64 after the other, and each block of the
+The policy is not updated. Critics learn from all episodes, one block of 64 after the other, and each block of the
 second half gives a gradient. Printed is the mean cosine between two blocks', and its standard error if there were no
 signal: of the gradient itself, and of the gradient as Adam follows it, divided by its size in each parameter. Options
 are those of `vla_grpo.py`; the recipe's `algo.min-range` is in force (`--grpo.min-range 0`: all dimensions).

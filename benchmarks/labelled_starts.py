@@ -1,4 +1,4 @@
-"""What labels of a known quality are worth to each weighting of the supervised start: the table in docs/experiments.
+"""Gain from labels of a known quality for each weighting of the supervised start: the table in docs/experiments.
 
     python benchmarks/labelled_starts.py --data starts/data --prepare           # the recording and its labels, once
     python benchmarks/labelled_starts.py --data starts/data --out starts        # every learner, and GRPO from four

@@ -1,4 +1,4 @@
-"""How often the script solves LIBERO's tasks, as rows of docs/libero.md's table.
+"""Success rates of the scripted expert in LIBERO's tasks, as rows of docs/libero.md's table.
 
     python benchmarks/libero_experts.py --suites libero_object libero_spatial --episodes 20
 

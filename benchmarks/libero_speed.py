@@ -1,9 +1,10 @@
-"""Env steps a second of a LIBERO task: the package's own env with its cameras on, and ours, which draws for each chunk.
+"""Env steps per second of a LIBERO task: LIBERO's own env with its cameras on, and rlvlm's, which draws per chunk.
 
     python benchmarks/libero_speed.py --px 256
 
 Both are driven by the same random actions from the same saved start, in turns, on one core; seconds are processor time.
-Ours is shown as a policy drives it (both images of every observation are drawn), without images, and with fast physics.
+rlvlm's is measured as a policy drives it (both images of every observation are drawn), without images, and with fast
+physics.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Where the time of PPO for VLM policies goes, and how fast envs are played, side by side in one run.
+"""Time that PPO for VLM policies takes, by part, and env steps per second, measured side by side in one run.
 
     python benchmarks/policy_rollouts.py --out rollouts.json
     python benchmarks/policy_rollouts.py --tasks number_line --rounds 5

@@ -1,4 +1,4 @@
-"""Frequency with which pieces of a row meet in one replica, and time per row, with Serve's router and with ours.
+"""Frequency with which pieces of a row meet in one replica, and time per row, with Serve's router and with rlvlm's.
 
 A row is what `ServedEngine` sends: one request a replica, all at once, the next row when all are answered. Replicas
 sleep in place of a model, so a row of them should take as long as one piece on any machine.

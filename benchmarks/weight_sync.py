@@ -1,4 +1,4 @@
-"""How long weights take from learners that share them out to the replicas that sample, by the model's size.
+"""Time that weights take from learners that share them out to the replicas that sample, by the model's size.
 
     python benchmarks/weight_sync.py --out sync.json
     python benchmarks/weight_sync.py --sizes 10 --backend vllm      # with `make vllm`

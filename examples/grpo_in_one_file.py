@@ -1,4 +1,4 @@
-"""GRPO in one file, as plain as possible: one episode, one chunk, one token at a time, with Python's own numbers.
+"""GRPO in one file, as simple as possible: one episode, one chunk, one token at a time, with Python's own numbers.
 
     python examples/grpo_in_one_file.py     # a policy learns to reach a target by chunks of two moves, in a minute
 

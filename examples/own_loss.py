@@ -1,5 +1,5 @@
-"""A loss of one's own that reads tensors which no batch has, for replies and for chunks alike: what came early in an
-episode, and early in an answer, weighs more.
+"""A loss of your own, for replies and for chunks, that adds tensors to the batch: what came early in an episode, and
+early in an answer, gets more weight.
 
 python -m rlvlm.run number_line --algo.loss.policy own_loss:early
 """

@@ -1,4 +1,4 @@
-"""A policy of one's own for envs in chunks: a Gaussian over each number of the chunk, whose log-prob is a density.
+"""A policy of your own for envs in chunks: a Gaussian over each number of the chunk, whose log-prob is a density.
 
 python -m rlvlm.run push_block --policy.head own_policy:GaussianVLA --policy.settings width 256
 """

@@ -1,4 +1,4 @@
-"""A policy of one's own for envs in turns: small convolutions that pick one of the env's actions.
+"""A policy of your own for envs in turns: small convolutions that pick one of the env's actions.
 
 python -m rlvlm.run empty_random_6x6 --policy.head own_turn_policy:SmallNet --algo.lr 1e-3
 """

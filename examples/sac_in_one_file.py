@@ -1,4 +1,4 @@
-"""Plain SAC in one file, written against the paper alone: what `rlvlm.algorithms.sac_pebble` is held to.
+"""Plain SAC in one file, written from the paper alone: the reference for tests of `rlvlm.algorithms.sac_pebble`.
 
     python examples/sac_in_one_file.py      # a mass on a line learns to come to rest at 0, in under a minute
 

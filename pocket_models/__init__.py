@@ -1,1 +1,1 @@
-"""How the small models that ship with rlvlm were made: one trainer and one evaluation over four datasets."""
+"""Training of the small models that ship with rlvlm: one trainer and one evaluation over four datasets."""

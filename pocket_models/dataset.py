@@ -1,4 +1,4 @@
-"""What a dataset gives the trainer: images, heads that read what the simulator knows about them, and dialogues."""
+"""Contents of a trainer's dataset: images, heads that read what the simulator knows about them, and dialogues."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

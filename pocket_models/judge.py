@@ -1,4 +1,4 @@
-"""What the pocket judge learns: to read the progress off drawn scenes, and to score, describe and compare them.
+"""Training data of the pocket judge: it learns to read progress off drawn scenes, and to score, describe and compare.
 
 The dialogues are the prompts of `rlvlm.judges.prompts` with the answers it should give.
 """

@@ -1,4 +1,4 @@
-"""What the pocket policy learns: to read the images of tasks in turns, and to write replies.
+"""Training data of the pocket policy: it learns to read the images of tasks in turns, and to write replies.
 
 A reply names rightly what its image shows, but its action is drawn evenly from the legal ones, and so are the words
 that give the reason for it. The model learns to see and to write, not to play.

@@ -1,4 +1,4 @@
-"""What the pocket scorer learns: how useful a turn was, and whether a clip of `push_block` ends with success.
+"""Training data of the pocket scorer: usefulness of turns, and whether a clip of `push_block` ends with success.
 
 What a turn was worth follows from the expert's turns to success before and after it; the judge is shown images and the
 action's name alone. Pushes are a script's: of one of the two blocks, towards the pad or beside it, with more or less

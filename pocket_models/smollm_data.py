@@ -1,4 +1,4 @@
-"""What the judge that has read English is taught: the questions of a run, about goals in words of several kinds.
+"""Training data of the judge that has read English: the questions of a run, about goals in words of several kinds.
 
 A scene is shown under its own goal, under the goal of the task that undoes it, and under goals of other scenes, to
 which nothing that is seen comes nearer. Each goal is said in many ways. Used by `smollm`, for training and for trial.

@@ -1,4 +1,4 @@
-"""What the pocket video judge learns: where LIBERO's things lie in a frame, and whether a clip ends with success.
+"""Training data of the pocket video judge: it learns where LIBERO's things lie, and whether a clip ends with success.
 
 The tasks' script plays, with more or less noise, and now and then with a gripper that lets go and never closes again,
 so that it misses things or drops them: `python -m pocket_models.video --out FILE`.

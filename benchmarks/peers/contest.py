@@ -1,4 +1,4 @@
-"""What a contestant of `sac_peers.py` runs in: it takes orders on stdin and answers on stdout, one JSON line each."""
+"""Process of a contestant of `sac_peers.py`: it reads commands on stdin and answers on stdout, one JSON line each."""
 
 import json
 import os

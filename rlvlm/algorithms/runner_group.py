@@ -1,4 +1,4 @@
-"""Where envs are stepped: in the learner's process, or in env-runner actors while the learner learns.
+"""Stepping of envs: in the learner's process, or in env-runner actors while the learner learns.
 
 The algorithm starts a turn, does its own work, and collects the turn's result. Its own process acts when the turn is
 collected. Actors act from the start, with the policy at that time: updates made meanwhile take effect one turn later.

@@ -32,7 +32,7 @@ TOKENS_PER_IMAGE = (IMAGE_PX // PATCH_PX // MERGE) ** 2
 BEGIN, STOP, IMAGE = "<|im_start|>", "<|im_end|>", "<image>"
 AROUND_IMAGE, WHOLE_IMAGE = "<fake_token_around_image>", "<global-img>"
 IMAGE_TEXT = f"{AROUND_IMAGE}{WHOLE_IMAGE}{IMAGE * TOKENS_PER_IMAGE}{AROUND_IMAGE}"
-"""What the processor writes in the place of an image."""
+"""Text that the processor writes in place of an image."""
 DOWN, UP = ".lora_A", ".lora_B"
 """Ends of the names of a LoRA's two matrices, behind the name of the layer that they belong to."""
 
@@ -64,7 +64,7 @@ _TENSORS: dict[int, np.dtype[Any]] = {
     3: np.dtype([("scale", "<f2"), ("least", "<f2"), ("pairs", "u1", _BLOCK // 2)]),
     8: np.dtype([("scale", "<f2"), ("values", "i1", _BLOCK)]),
 }
-"""How tensors of a type lie in the file: F32, and blocks of 32 numbers of Q4_1 and Q8_0."""
+"""Layout in the file of tensors, by their type: F32, and blocks of 32 numbers of Q4_1 and Q8_0."""
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -172,7 +172,7 @@ def convert(gguf: Path, aligned: Path, folder: Path) -> None:
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """What a GGUF file says about a model, by its own names, and the model's tensors as float32.
+    """Returns a GGUF file's facts about a model, by their names there, and the model's tensors as float32.
 
     Raises:
         ValueError: it is no GGUF file of version 2 or 3, or has tensors of a kind that is not read here.
