@@ -72,8 +72,12 @@ def check_before_run(config: RunConfig) -> None:
         drawing.result()
     config.check_policy()
     try:
-        with own_gpu(0):  # the GPU is only chosen once Ray has started
-            algorithm_settings(config, make_judge=_no_judge_yet if config.reward.asks_judge else None).validate()
+        with own_gpu(0):  # which one it will be is not known before Ray has started
+            algorithm_settings(
+                config,
+                make_judge=_not_yet if config.reward.asks_judge else None,
+                make_engine=_not_yet if config.num_engine_replicas else None,
+            ).validate()
     except ValueError as error:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
 
@@ -103,9 +107,9 @@ def check_before_play(config: RunConfig) -> None:
     config.check_policy()
 
 
-def _no_judge_yet() -> NoReturn:
-    """Replaces the judge while settings are checked; it is never asked."""
-    raise AssertionError("no judge is asked in a preflight")
+def _not_yet(*_: Any) -> NoReturn:
+    """Stands for what makes the judge or the engine while settings are checked; it is never called."""
+    raise AssertionError("nothing is made in a preflight")
 
 
 def _check_env(config: RunConfig) -> None:

@@ -222,6 +222,14 @@ def test_what_can_be_known_before_ray_starts_is_said_before(
 
 
 @pytest.mark.slow
+def test_envs_that_go_on_by_themselves_pass_where_replicas_will_answer_them() -> None:
+    words = ["number_line", "--algo.rollout", "asynchronous", "--algo.staleness", "1"]
+    check_before_run(parse_run([*words, "--engine.num-replicas", "1"], "run").config)
+    with pytest.raises(UsageError, match="needs engine.num_replicas|has no effect"):
+        check_before_run(parse_run(words, "run").config)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made_for", "changes", "words", "what"),
     [
