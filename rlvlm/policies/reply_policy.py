@@ -102,5 +102,5 @@ def check_replies(replies: Sequence[SampledReply], num: int, policy: ReplyPolicy
             odd.append(f"neither an action nor a text, but {reply.text!r}")
     if odd:
         raise UsageError(
-            f"the policy {type(policy).__name__} sampled {odd[0]}", "see `ReplyPolicy.sample` and docs/own_policy.md"
+            f"the policy {type(policy).__name__} sampled {odd[0]}", "docs/own_turn_policy.md says what it gives"
         )

@@ -39,7 +39,7 @@ def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
     [
         ("catch_ball", "chunk_envs.md", 90),
         ("own_policy", "own_policy.md", 110),
-        ("own_turn_policy", "own_policy.md", 80),
+        ("own_turn_policy", "own_turn_policy.md", 80),
         ("filmed_ball", "chunk_envs.md", 50),
         ("reach_arm", "mujoco_tasks.md", 60),
         ("slide_ball", "tasks.md", 60),
