@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import tyro
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
@@ -26,13 +26,16 @@ from pocket_models.smollm_scenes import read_scenes
 from rlvlm.core.checks import check_least, check_positive
 from rlvlm.pocket.models import SMOLLM2_FILE
 from rlvlm.vlms import smollm2
-from rlvlm.vlms.devices import pick_device
+from rlvlm.vlms.devices import pick_device, pick_dtype
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 from rlvlm.vlms.supervised import IGNORED, Dialogues
 
 _LOGGER = logging.getLogger(__name__)
 _READS, _ALIGNS = 0.15, 0.35
-"""Shares of the time after which the encoder has learned to read, and after which the LoRA joins."""
+"""Shares of the time after which the encoder has learned to read, and after which the LoRA joins; of a run that goes on
+from weights, both are 0."""
+_SCALE = 2.0
+"""Alpha of the LoRA by its rank."""
 _TARGETS = r".*text_model.*\.(q|k|v|o|gate|up|down)_proj"
 _SHIFT_PX, _LIGHT, _CONTRAST = 4, 0.08, 0.15
 """How far images are moved, lightened (of a range of 2) and changed in contrast in training."""
@@ -62,6 +65,10 @@ class SmolConfig:
     """Of weights and questions."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Precision of the arithmetic; what learns is kept in float32. auto: bfloat16 on a GPU, float32 on a CPU."""
+    start: Path | None = None
+    """Weights of an earlier run with this rank to go on from, all at once; None begins with the encoder."""
 
     def __post_init__(self) -> None:
         check_least(self, "", 2, "batch")
@@ -138,11 +145,13 @@ class Trainer:
         for module in vision.modules():  # for a network this small and new, more than the 0.02 of large ones
             if isinstance(module, nn.Linear | nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
-        if self.device.type == "cuda":  # what stays as it is; what learns stays float32
-            model.model.text_model.to(torch.bfloat16)
-        self.model = add_adapter(model, LoraConfig(rank=config.rank, alpha=2.0 * config.rank, targets=_TARGETS))
+        self._dtype = pick_dtype(config.dtype, self.device)
+        model.model.text_model.to(self._dtype)  # what stays as it is; what learns stays float32
+        self.model = add_adapter(model, LoraConfig(rank=config.rank, alpha=_SCALE * config.rank, targets=_TARGETS))
         self.model.to(self.device)
         self._body: Any = self.model.get_base_model().model
+        if config.start is not None:
+            self._load(config.start)
         self.reader = Reader(self.questions, model.config.text_config.hidden_size).to(self.device)
         self._frames = torch.from_numpy(self.questions.frames)
         self._frames = self._frames.to(self.device) if self.device.type == "cuda" else self._frames
@@ -167,13 +176,13 @@ class Trainer:
         while (elapsed := time.monotonic() - start) < self.config.seconds:
             done = elapsed / self.config.seconds
             self._schedule(done, step)
-            latest = self._step(next(batches) if done > _READS else None, done)
+            latest = self._step(next(batches) if self.config.start or done > _READS else None, done)
             means |= {key: 0.95 * means.get(key, value) + 0.05 * value for key, value in latest.items()}
             step += 1
             if step % 25 == 1:
                 text = " ".join(f"{key}={value:.3f}" for key, value in means.items())
                 _LOGGER.info("step %d, %.0f of %.0f s: %s", step, elapsed, self.config.seconds, text)
-            if elapsed - saved > 30 and done > _ALIGNS:
+            if elapsed - saved > 30 and (self.config.start or done > _ALIGNS):
                 saved = elapsed
                 self.save()
         _LOGGER.info("%d steps", step)
@@ -184,11 +193,11 @@ class Trainer:
         share = min(1.0, (step + 1) / 50) * max(0.02, min(1.0, 2 * (1 - done)))
         eyes, lora = self._optimizer.param_groups
         # while it only reads, nothing hangs on the language half
-        eyes["lr"] = self.config.lr * share * (1.5 if done < _READS else 1.0)
-        lora["lr"] = self.config.lr * share * float(done > _ALIGNS)
+        eyes["lr"] = self.config.lr * share * (1.5 if done < _READS and self.config.start is None else 1.0)
+        lora["lr"] = self.config.lr * share * float(self.config.start is not None or done > _ALIGNS)
 
     def _step(self, batch: dict[Form, Dialogues] | None, done: float) -> dict[str, float]:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype is torch.bfloat16):
             if batch is None:
                 rows = torch.from_numpy(self._rng.integers(len(self.reader.truth), size=2 * self.config.batch))
                 loss, error = self.reader.loss(self._see(rows), rows)
@@ -245,6 +254,15 @@ class Trainer:
         wrong[learned] = (logits.argmax(-1) != targets[learned]).long()
         return loss, float((wrong.sum(1) == 0).float().mean())
 
+    def _load(self, file: Path) -> None:
+        """Takes encoder, connector and LoRA from what `save` wrote."""
+        own = self.model.get_base_model().state_dict()
+        for name, value in load_file(file).items():
+            if name.endswith(smollm2.UP):
+                own[name.replace(smollm2.UP, ".lora_B.default.weight")].copy_(value / _SCALE)
+            else:
+                own[name.replace(smollm2.DOWN, ".lora_A.default.weight")].copy_(value)
+
     def save(self) -> None:
         """Writes what is not in the GGUF file: encoder and connector, and the LoRA with its scale, in bfloat16."""
         weights = {}
@@ -254,7 +272,7 @@ class Trainer:
                 weights[name] = value
             elif ".lora_" in name:
                 layer, _, which = name.removesuffix(".default.weight").partition(".lora_")
-                scale = 2.0 if which == "B" else 1.0  # alpha / rank
+                scale = _SCALE if which == "B" else 1.0
                 weights[layer + (smollm2.UP if which == "B" else smollm2.DOWN)] = scale * value
         self.config.out.mkdir(parents=True, exist_ok=True)
         fresh = self.config.out / f"{SMOLLM2_FILE.name}.new"
