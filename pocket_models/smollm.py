@@ -147,7 +147,7 @@ class Trainer:
                 nn.init.xavier_uniform_(module.weight)
         self._dtype = pick_dtype(config.dtype, self.device)
         model.model.text_model.to(self._dtype)  # what stays as it is; what learns stays float32
-        self.model = add_adapter(model, LoraConfig(rank=config.rank, alpha=_SCALE * config.rank, targets=_TARGETS))
+        self.model: Any = add_adapter(model, LoraConfig(rank=config.rank, alpha=_SCALE * config.rank, targets=_TARGETS))
         self.model.to(self.device)
         self._body: Any = self.model.get_base_model().model
         if config.start is not None:

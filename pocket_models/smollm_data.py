@@ -116,7 +116,9 @@ class Questions:
         cases: list[Case] = list(_CASES[form])
         weights = np.array(list(_CASES[form].values()))
         length = int(rng.choice(_LENGTHS[form]))
-        asked = [case or cases[place] for place in rng.choice(len(cases), size=count, p=weights / weights.sum())]
+        asked: list[Case] = [
+            case or cases[place] for place in rng.choice(len(cases), size=count, p=weights / weights.sum())
+        ]
         return [
             self._question(form, self.settings[place], asked_case, length, rng)
             for place, asked_case in zip(drawn.tolist(), asked, strict=True)
