@@ -3,7 +3,7 @@
     python benchmarks/labelled_starts.py --data starts/data --prepare           # the recording and its labels, once
     python benchmarks/labelled_starts.py --data starts/data --out starts        # every learner, and GRPO from four
     python benchmarks/labelled_starts.py --data starts/data --out starts --part 3 --parts 8   # one process of eight
-    python benchmarks/labelled_starts.py --out starts --figure docs/images/labelled_starts.svg
+    python benchmarks/labelled_starts.py --out starts --figure docs/images/labelled_starts.png
 
 `push_block`, 500 recorded episodes: 30 % by the script, as much by a player of whose chunks 85 % are by chance, a fifth
 each by one that stops half-way and by chance alone. They are labelled by judges of an AUC of .5 to 1, whose noise is
@@ -49,6 +49,7 @@ that say most first, for a table that is stopped."""
 WEIGHTINGS = ("filter", "strict", "progress", "advantage", "condition", "preference")
 """As of `--sft.weighting`; strict: filter, with the best `STRICT` of all episodes left."""
 STRICT = 0.15
+NAMES = {"filter": "filter at .5", "strict": "filter, best 15 %", "plain": "all alike", "plain + grpo": "and GRPO"}
 P_CHANCE = 0.85
 """Share of the noisy player's chunks that are by chance, and imitated as if they were not."""
 
@@ -238,10 +239,10 @@ def draw(file: Path, rows: list[dict[str, Any]]) -> None:
         means = np.array([np.mean(part) for part in parts])
         beside = [means - [min(part) for part in parts], [max(part) for part in parts] - means]
         across = np.array(aucs) + 0.004 * (number - 2.5)  # bars beside each other
-        axes.errorbar(across, means, beside, marker="o", elinewidth=0.8, label=weighting)
+        axes.errorbar(across, means, beside, marker="o", elinewidth=0.8, label=NAMES.get(weighting, weighting))
     for judge, weighting, style in (("script", "filter", "-"), ("none", "plain", "--"), ("none", "plain + grpo", ":")):
         if values := found(judge, weighting):
-            label = "the script's episodes alone" if judge == "script" else weighting
+            label = NAMES.get(weighting, weighting) if judge == "none" else "the script's episodes alone"
             axes.axhline(float(np.mean(values)), linestyle=style, color="black", linewidth=1, label=label)
     axes.set(xlabel="AUC of the judge", ylabel="success, greedy", ylim=(-0.02, None))
     axes.legend(fontsize=8)
