@@ -61,7 +61,7 @@ def test_a_run_learns_from_what_was_labelled(local_ray: None, tmp_path: Path, ta
             {"sft.labels": "x.parquet", "sft.demonstrations": "d", "sft.weighting": "condition"},
             "policy.conditioned asks for what sft.weighting condition teaches",
         ),
-        ({"policy.conditioned": True, "policy.head": "my_file:NAME"}, "of your own, which reads its instructions"),
+        ({"policy.conditioned": True, "policy.head": "my_file:NAME"}, "of your own, which reads its prompts"),
     ],
 )
 def test_labels_without_a_use_are_refused(settings: dict[str, object], message: str) -> None:
