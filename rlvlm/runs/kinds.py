@@ -352,12 +352,13 @@ class TurnsRun(AnswersRun):
 
     def smoke(self) -> Self:
         share = min(1.0, 32 / self.env.episode_steps)  # keeps the wall time about the same
-        algo = at_most(self.algo, epochs=1, max_reply_tokens=64, rollout_turns=128, group_size=8, groups=2)
-        num_envs = 16 // algo.group_size * algo.group_size
+        bounds = {"epochs": 1, "max_reply_tokens": 64, "rollout_turns": 128, "group_size": 8, "groups": 2}
+        small = {name: min(getattr(self.algo, name), bound) for name, bound in bounds.items()}
+        num_envs = 16 // small["group_size"] * small["group_size"]
         return replace(
             at_most(self, steps=256),
             sft=at_most(self.sft, turns=64, updates=10),
-            algo=replace(algo, num_envs=num_envs),
+            algo=replace(self.algo, num_envs=num_envs, **small),  # at once: each must go with all others
             eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
             track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
         )

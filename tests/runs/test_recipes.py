@@ -103,8 +103,11 @@ def numbers(config: object, prefix: str = "") -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("task", "steps"),
-    [("drawer_open", 3_000), ("points24", 256), ("lava_gap", 256), ("push_block", 30_000), ("libero_object/0", 4_285)],
-)
+    [
+        ("drawer_open", 3_000), ("points24", 256), ("lava_gap", 256), ("pick_place_can", 256), ("push_block", 30_000),
+        ("libero_object/0", 4_285),
+    ],
+)  # fmt: skip
 def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(task: str, steps: int) -> None:
     full, small = recipe(task), recipe(task).smoke()
     ours = {"algo.num_envs", "algo.rollout_turns", "algo.rounds"}  # a smoke run's own
@@ -114,6 +117,11 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
     assert small.steps // small.track.log_every_steps <= 20  # the console stays under 40 lines
     if isinstance(small, StepsRun):
         assert small.algo.seed_steps < small.feedback.first_step < small.steps
+
+
+@pytest.mark.parametrize("task", list(RECIPES))
+def test_every_recipe_has_a_smoke_run(task: str) -> None:
+    assert recipe(task).smoke().steps <= recipe(task).steps
 
 
 @pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().kind == "turns"])
