@@ -202,6 +202,8 @@ def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
 class Recorder:
     """A policy of one number, which notes the rows that it is asked to imitate."""
 
+    device = torch.device("cpu")
+
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self.number, self.lengths, self.rows = torch.nn.Parameter(torch.zeros(())), lengths, list[int]()
 

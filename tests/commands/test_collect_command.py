@@ -163,4 +163,4 @@ def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys: pytest
     with pytest.raises(SystemExit):
         run_command(["sft", "pick_place_can", "--help"])
     told = "".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())
-    assert "(default: head)" in told and "(default: 800)" in told
+    assert "(default: actions)" in told and "(default: 800)" in told
