@@ -11,6 +11,7 @@ in: the first replies with new weights, less the same replies with weights that 
 error: of a fixed reply's log-probs in the replicas after it, nats a token, beside the trainer's.
 
     python benchmarks/weight_sync.py --cast-mib 323 4096      # float32 weights of so many MiB for an engine in bfloat16
+    python benchmarks/weight_sync.py --cast-mib 323 2048 --two-nodes
 
 sends them from this process to another one through Ray's object store, as they are or cast here, by turns: out is cast
 and put, in is fetched, checked and copied. The store has the size that a run plans for two versions in float32.
@@ -34,6 +35,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import ray
 import torch
 import tyro
+from ray.cluster_utils import Cluster
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -71,6 +73,8 @@ class Config:
     rounds: int = 3
     cast_mib: tuple[int, ...] = ()
     """MiB of float32 weights that are sent to an engine in bfloat16, instead of all else."""
+    two_nodes: bool = False
+    """Whether that engine is on another node, which is in name alone: a Ray of its own on this machine."""
     out: Path | None = None
     """File for the figures, as JSON."""
 
@@ -80,7 +84,13 @@ def main() -> None:
     torch.set_num_threads(1)
     cores = max(8, config.learners + config.replicas + 2)  # in Ray's books: those of the machine are shared
     store_bytes = store_room(2 * max(config.cast_mib) << 20) if config.cast_mib else 3 << 30
-    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, object_store_memory=store_bytes)
+    here: dict[str, Any] = {"num_cpus": cores, "object_store_memory": store_bytes}
+    if config.two_nodes:
+        cluster = Cluster(initialize_head=True, head_node_args={**here, "include_dashboard": False})
+        cluster.add_node(**here, resources={"engine": 1})
+        ray.init(cluster.address, log_to_driver=False)
+    else:
+        ray.init(**here, include_dashboard=False, log_to_driver=False)
     report: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     for mib in config.cast_mib:
         report[f"{mib} MiB"] = cast(config, mib)
@@ -116,7 +126,10 @@ class Engine:
 def cast(config: Config, mib: int) -> dict[str, Any]:
     """Medians of both ways, seconds; the first round is not counted."""
     state = {f"model.{number}": part for number, part in enumerate(torch.randn(mib << 18).split(8 << 18))}
-    engine: Any = ray.remote(num_cpus=1)(Engine).remote({name: value.shape for name, value in state.items()})
+    place = {"engine": 1} if config.two_nodes else {}
+    engine: Any = ray.remote(num_cpus=1, resources=place)(Engine).remote(
+        {name: value.shape for name, value in state.items()}
+    )
     ways: dict[str, Any] = {"as it is": lambda value: value, "cast": lambda value: value.to(torch.bfloat16)}
     found = {way: [] for way in ways}
     buckets: list[Bucket] = []
