@@ -61,7 +61,7 @@ def command(words: Sequence[str], prog: str) -> int:
         sys.stdout.write(f"{folder.path} is finished; see its README.md. To train on: {prog} DIR --steps N\n")
         return EXIT_DONE
     check_newest(folder, arguments.path)
-    check_before_run(config)
+    check_before_run(config, has_started=newest is not None)
     if options:
         with folder.locked():  # not while the run works: its folder would no longer describe it
             write_settings(folder.path / "config.yaml", config_text(config))

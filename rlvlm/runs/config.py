@@ -237,6 +237,9 @@ class RunConfig(ABC):
         read; imports torch.
         """
 
+    def check_start(self) -> None:  # noqa: B027 - a run in steps has none
+        """Raises UsageError if what the supervised start reads does not suit the run; imports torch."""
+
     @abstractmethod
     def judge_knows(self) -> list[str]:
         """Returns the tasks that the judge knows, for this run's kind of question; empty for a general model."""

@@ -409,6 +409,8 @@ class TurnsRun(AnswersRun):
             env = make_env(self.task, replace(self.env, split=side), self.seed)
             env.reset(seed=self.seed)  # raises if no start is on that side
             env.close()
+
+    def check_start(self) -> None:
         if not self.sft.start_from:
             return
         from rlvlm.algorithms.sft_folders import check_sft_manifest, sft_manifest_of
@@ -525,8 +527,7 @@ class ChunksRun(AnswersRun):
         }
         return super().folders() | own
 
-    def check_objects(self) -> None:
-        super().check_objects()
+    def check_start(self) -> None:
         if self.sft.demonstrations:
             from rlvlm.demonstrations.folder import open_folder
 

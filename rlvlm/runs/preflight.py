@@ -28,8 +28,12 @@ _MOST_NAMED = 8
 """Maximum number of a judge's tasks listed in a message."""
 
 
-def check_before_run(config: RunConfig) -> None:
+def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
     """Raises any error that would otherwise stop the run after it has begun; cheap and certain checks first.
+
+    Args:
+        config: config of the run.
+        has_started: whether the run has a checkpoint, and what its supervised start read is no longer needed.
 
     Raises:
         UsageError: the judge does not know this task, no player can play the wanted demonstrations, a folder or file
@@ -55,12 +59,20 @@ def check_before_run(config: RunConfig) -> None:
                 raise UsageError(str(error), error.fix) from error
     cluster_address()
     _check_models(config)
-    _check_folders(config)
-    _check_objects(config)
+    _check_folders(config, without="sft." if has_started else None)
+    if config.track.bench and not has_started:  # only for figures in the card, which then names the error
+        from rlvlm.judge_bench.rows import read_row
+
+        read_row(Path(config.track.bench).expanduser())
+    config.check_objects()
+    if config.env.draw_path:
+        make_env(config.task, config.judge_env, config.seed).close()  # raises if the env knows no hand
+    if not has_started:
+        config.check_start()
+        _check_expert(config)
     for section, network in config.networks().items():
         check_network(section, *network)
     _check_memory(config)
-    _check_env(config)
     if config.track.dashboard and not port_is_free(config.track.dashboard_port):
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
@@ -112,19 +124,16 @@ def _not_yet(*_: Any) -> NoReturn:
     raise AssertionError("nothing is made in a preflight")
 
 
-def _check_env(config: RunConfig) -> None:
-    """Checks that the env is built in or can be made, has the expert that demonstrations need, and suits the policy
-    from which the run starts.
-
-    Raises:
-        UsageError: one of these fails; the message says which.
-    """
+def _check_expert(config: RunConfig) -> None:
+    """Raises UsageError if the supervised start plays demonstrations and the env has no expert for them."""
+    if not config.plays_expert:
+        return
     has_expert = find_task(config.task).has_expert
-    if ":" in config.task:  # a user's own env: its faults are reported now, in its own words
+    if ":" in config.task:  # a user's own env says so itself
         env = make_env(config.task, config.env, config.seed)
         has_expert = getattr(env, "has_expert", True)
         env.close()
-    if config.plays_expert and not has_expert:
+    if not has_expert:
         unplayed = ", ".join(name for name in sorted(task_names()) if not find_task(name).has_expert)
         what = f"{config.task} has no scripted expert to demonstrate it"
         raise UsageError(f"{what}; of the tasks that ship, those have none: {unplayed}", NO_EXPERT_FIX)
@@ -378,35 +387,21 @@ def _check_models(config: RunConfig, prefix: str = "") -> None:
                 check_family(folder)
 
 
-def _check_folders(config: RunConfig, prefix: str = "") -> None:
-    """Checks that every other folder named by settings with that prefix exists and has the required content.
+def _check_folders(config: RunConfig, prefix: str = "", without: str | None = None) -> None:
+    """Checks that every other folder named by settings with that prefix, and not `without`'s, exists and has the
+    required content.
 
     Raises:
         UsageError: one does not; the message names it.
     """
-    named = {setting: folder for setting, folder in config.folders().items() if setting.startswith(prefix)}
-    for setting, (path, holds) in named.items():
+    for setting, (path, holds) in config.folders().items():
+        if not path or not setting.startswith(prefix) or (without and setting.startswith(without)):
+            continue
         folder, fix = Path(path).expanduser(), f"correct it, or leave out --{setting}"
-        if path and not folder.is_dir():
+        if not folder.is_dir():
             raise UsageError(f"{setting} {path} is not a folder", fix)
-        if path and not (folder / holds).is_file():
+        if not (folder / holds).is_file():
             raise UsageError(f"{setting} {path} is none: there is no {holds} in it", fix)
-
-
-def _check_objects(config: RunConfig) -> None:
-    """Checks that a measured judge's table, and all objects named by `module:NAME`, can be loaded, and that the env can
-    draw what judges need to see.
-
-    Raises:
-        UsageError: one cannot; the message names it.
-    """
-    if config.track.bench:
-        from rlvlm.judge_bench.rows import read_row
-
-        read_row(Path(config.track.bench).expanduser())
-    config.check_objects()
-    if config.env.draw_path:
-        make_env(config.task, config.judge_env, config.seed).close()  # raises if the env knows no hand
 
 
 def port_is_free(port: int) -> bool:

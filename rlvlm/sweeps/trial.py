@@ -121,7 +121,7 @@ class SweepTrial(Trainable):
         if config.reward.asks_judge:  # the judge that the sweep has started for all runs that ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))
         with convert_errors(self._folder):
-            check_before_run(config)
+            check_before_run(config, has_started=bool(self._folder.checkpoints.newest_first()))
             _HOLDING(lambda: self._stack.enter_context(self._folder.locked()))
             # the run's own log: several runs share the sweep's terminal
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))

@@ -165,7 +165,7 @@ def test_a_folder_from_elsewhere_leads_nowhere_without_trust(
     (machine / "run/config.yaml").write_text(config_text(config))
     (machine / "run/command.txt").write_text("rlvlm run\n")
     went_on: list[str] = []
-    monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda _: went_on.append("checked"))
+    monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda *_, **__: went_on.append("checked"))
     monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda *_: went_on.append("resumed") or 0)
     for words in (["resume", "run"], ["resume", "run", "--trust"], ["resume", "run"]):  # trusted once is enough
         is_refused = bool(named) and not went_on and "--trust" not in words

@@ -86,8 +86,11 @@ def test_demonstrations_that_nobody_can_play_are_refused_before_anything_starts(
     ],
 )
 def test_a_folder_that_is_not_there_or_holds_something_else_is_refused(task: str, setting: str, tmp_path: Path) -> None:
+    gone = override(recipe(task), {setting: "my_folder"})
     with pytest.raises(UsageError, match=f"{setting} my_folder is not a folder"):
-        check_before_run(override(recipe(task), {setting: "my_folder"}))
+        check_before_run(gone)
+    if setting.startswith("sft."):
+        check_before_run(gone, has_started=True)  # the start is over, and nothing reads the folder again
     with pytest.raises(UsageError, match=f"{setting} {tmp_path} is none: there is no .* in it"):
         check_before_run(override(recipe(task), {setting: str(tmp_path)}))
 

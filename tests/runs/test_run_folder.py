@@ -173,7 +173,7 @@ def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
 def test_a_folder_is_held_by_one_process_whatever_another_does(
     folder: RunFolder, config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda config: None)  # it takes seconds
+    monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda *_, **__: None)  # it takes seconds
     file = folder.path / "config.yaml"
     before = file.read_text()
     assert main(["resume", str(folder.path), "--print-config"]) == 2, "and does not train"

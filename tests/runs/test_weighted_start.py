@@ -1,6 +1,7 @@
 """A run whose supervised start is weighted by a judge's labels of recorded episodes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def test_a_run_learns_from_what_was_labelled(local_ray: None, tmp_path: Path, ta
     run_here("run", task, *own, *SMALL[task].split(), *often, "--out", str(out))
     logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert 0 < max(row.get("sft/effective_share", 0) for row in logged) <= 1
+    if weighting == "condition":  # a start that is over needs none of its files
+        shutil.rmtree(data)
+        labels.unlink()
+        config = (out / "config.yaml").read_text()
+        steps = next(int(line.split()[1]) for line in config.splitlines() if line.startswith("steps:"))
+        run_here("resume", str(out), "--steps", str(steps + 1))
 
 
 @pytest.mark.parametrize(
