@@ -60,16 +60,11 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
     cluster_address()
     _check_models(config)
     _check_folders(config, without="sft." if has_started else None)
-    if config.track.bench and not has_started:  # only for figures in the card, which then names the error
-        from rlvlm.judge_bench.rows import read_row
-
-        read_row(Path(config.track.bench).expanduser())
     config.check_objects()
     if config.env.draw_path:
         make_env(config.task, config.judge_env, config.seed).close()  # raises if the env knows no hand
     if not has_started:
-        config.check_start()
-        _check_expert(config)
+        _check_start(config)
     for section, network in config.networks().items():
         check_network(section, *network)
     _check_memory(config)
@@ -124,8 +119,18 @@ def _not_yet(*_: Any) -> NoReturn:
     raise AssertionError("nothing is made in a preflight")
 
 
-def _check_expert(config: RunConfig) -> None:
-    """Raises UsageError if the supervised start plays demonstrations and the env has no expert for them."""
+def _check_start(config: RunConfig) -> None:
+    """Checks what only the start of a run needs: data of the supervised start, or an expert that plays it, and a bench,
+    without which a run that goes on only lacks figures in its card.
+
+    Raises:
+        UsageError: one of these is missing or unsuitable; the message says which.
+    """
+    if config.track.bench:
+        from rlvlm.judge_bench.rows import read_row
+
+        read_row(Path(config.track.bench).expanduser())
+    config.check_start()
     if not config.plays_expert:
         return
     has_expert = find_task(config.task).has_expert
