@@ -25,6 +25,7 @@ from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.bench_row import cells
 from rlvlm.reports.judge_bench import bench_judge
+from rlvlm.reports.options import BenchOptions
 from rlvlm.vlms.config import ApiConfig
 
 COLUMNS = (
@@ -115,8 +116,9 @@ def main(settings: Settings) -> None:
         folder = settings.out / name.replace(",", "").replace(" ", "_")
         if not (folder / "bench.json").exists() or not read_row(folder)["bench"]["is_whole"]:
             # CLIP's image encoder takes minutes for a task's 100 pairs on a processor
-            fewer = {"num_pairs": settings.clip_pairs, "num_frames": 1} if config.backend == "clip" else {}
-            code = bench_judge(settings.suite, config, folder, reference=reference, **fewer)  # pyright: ignore[reportArgumentType]
+            fewer = {"pairs": settings.clip_pairs, "frames": 1} if config.backend == "clip" else {}
+            options: Any = {"suite": settings.suite, "judge": config, "out": folder, "reference": reference, **fewer}
+            code = bench_judge(BenchOptions(**options))
             if code:  # stopped by a signal: the next one is not begun
                 sys.exit(code)
         row = read_row(folder)

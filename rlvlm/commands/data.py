@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -11,8 +11,7 @@ from rlvlm.commands.arguments import print_progress, run_form
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.card import FilterConfig
 from rlvlm.demonstrations.trajectory import CutConfig
-from rlvlm.envs.registry import find_task, full_name, make_env, own_settings, task_env
-from rlvlm.runs.settings import read_settings
+from rlvlm.envs.registry import find_task, full_name, make_env, task_env
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,10 @@ def show(arguments: ShowArguments) -> str:
     folder = open_folder(arguments.folder)
     note = ""
     if folder.kind == "chunks":
-        from rlvlm.reports.contact_sheet import write_sheet
-
-        # drawn as it was collected; the folder has the settings
-        def make() -> Any:
-            task = folder.trusted_task(trust=arguments.trust)
-            kind = type(task_env(task))
-            return make_env(task, read_settings(kind, own_settings(kind, folder.env)), 0)
+        from rlvlm.reports.contact_sheet import folder_env, write_sheet
 
         try:
-            sheet = write_sheet(folder, make)
+            sheet = write_sheet(folder, lambda: folder_env(folder, trust=arguments.trust))
             note = f"look at {sheet}\n" if sheet else ""
         except MachineError as error:  # the counts need no renderer
             note = f"no contact sheet: {error}\n"

@@ -231,9 +231,10 @@ def _of_other_judges(store: "LabelStore") -> list[Any]:
 
 
 def _ask_about_data(arguments: AskArguments) -> str:
-    from rlvlm.commands import score  # reads recordings, which `labels show` does not
+    from rlvlm.reports.options import ScoreOptions  # reads recordings, which `labels show` does not
+    from rlvlm.reports.score import score_data
 
-    data = score.ScoreArguments(
+    options = ScoreOptions(
         data=arguments.place,
         judge=JudgeConfig(backend="human", human=HumanConfig(agreement=arguments.agreement)),
         goal=arguments.goal,
@@ -245,7 +246,7 @@ def _ask_about_data(arguments: AskArguments) -> str:
         trust=arguments.trust,
         seed=arguments.seed,
     )
-    score.score(data, arguments.page)
+    score_data(options, arguments.page)
     return ""
 
 

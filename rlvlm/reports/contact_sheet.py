@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -13,6 +14,8 @@ from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.env import ChunkEnv
+from rlvlm.envs.registry import make_env, own_settings, task_env
+from rlvlm.runs.settings import read_settings
 
 COLUMNS = 7
 """Images per row of the sheet."""
@@ -56,12 +59,27 @@ def contact_sheet(title: str, rows: Sequence[Row]) -> Image.Image:
     return page
 
 
-def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -> Path | None:
+def folder_env(folder: DemonstrationFolder, *, trust: bool) -> Any:
+    """Returns an env of the folder's task that draws as when it was collected; the folder has the settings.
+
+    Args:
+        folder: demonstrations, or other episodes, of a task.
+        trust: whether the user trusts code that the folder names.
+
+    Raises:
+        UsageError: the task is not trusted, or the settings do not suit it.
+    """
+    task = folder.trusted_task(trust=trust)
+    kind = type(task_env(task))
+    return make_env(task, read_settings(kind, own_settings(kind, folder.env)), 0)
+
+
+def write_sheet(folder: DemonstrationFolder, open_env: Callable[[], ChunkEnv]) -> Path | None:
     """Writes a sheet of a few episodes as seen by each camera, and returns its file; None if there is no episode.
 
     Args:
         folder: demonstrations in chunks.
-        make_env: makes an env of its task; called only if images are drawn from states.
+        open_env: makes an env of its task; called only if images are drawn from states.
 
     Raises:
         UsageError: stored images are missing or damaged.
@@ -80,7 +98,7 @@ def write_sheet(folder: DemonstrationFolder, make_env: Callable[[], ChunkEnv]) -
     chosen += others[: _EPISODES - len(chosen)]
     if not chosen:
         return None
-    env = None if form.image_px else make_env()
+    env = None if form.image_px else open_env()
     rows = []
     for record in chosen:
         # stored images show the moment before each chunk; states also show the end

@@ -3,18 +3,16 @@
 import json
 import math
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.judge_bench.archive import SUFFIX, Archive
 from rlvlm.judge_bench.asking import Reference
@@ -25,7 +23,6 @@ from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import MAX_PIXELS, image_digest
@@ -33,82 +30,53 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.reports.bench_figures import draw_bench
 from rlvlm.reports.bench_page import WorstAnswers, bench_page
 from rlvlm.reports.bench_row import print_row
+from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.in_python import StepPolicy, load_policy
 from rlvlm.serving.config import PageConfig
 from rlvlm.serving.label_page import person_judge
 
 
-def bench_judge(  # noqa: PLR0913 - the command's options
-    suite: str,
-    config: JudgeConfig,
-    out: Path,
-    *,
-    reference: Literal["none", "oracle", "random", "left"] = "none",
-    num_frames: int | None = None,
-    num_pairs: int | None = None,
-    num_episodes: int | None = None,
-    seed: int = 0,
-    curve: Path | None = None,
-    success: SuccessRule | None = None,
-    goal: str = "",
-    goal_image: Path | None = None,
-    player: Path | None = None,
-    name: str = "",
-    draw_path: bool = False,
-) -> int:
-    """Measures a judge, prints its figures, writes row, answers and page into `out`, and returns the exit code.
+def bench_judge(options: BenchOptions) -> int:
+    """Measures a judge, prints its figures, writes row, answers and page into `options.out`, and returns the exit code.
 
-    Args:
-        suite: name of a suite, or comma-separated tasks.
-        config: the judge; with a `store` its answers are kept there and looked up. A person is asked about forty
-            questions, unless `num_pairs` and `num_episodes` set more, on a page that this process serves; their answers
-            are always kept, in `out`/answers if there is no `store`.
-        out: folder to write.
-        reference: baseline that answers instead of the judge, see `JudgeBenchArguments`; `none` asks the judge.
-        num_frames: images shown per episode; None for the number that the judge was trained on.
-        num_pairs: pairs per task; None for the suite's number.
-        num_episodes: episodes played per task; a third as many are shown of each case; None for the suite's number.
-        seed: seed of the items.
-        success: rule for the success of recorded episodes that do not state it; None refuses them.
-        curve: table of runs from which the success of training is predicted; None for the one that ships.
-        goal: goal to ask about; empty for the task's own goal phrase, or the player's.
-        goal_image: file with an image of the goal to show with every question; None shows none.
-        player: trusted run's folder, or a checkpoint in it, whose policy plays instead of the script.
-        name: name in a table of judges; empty for the judge's stamp.
-        draw_path: whether the hand's path is drawn on the last image.
+    A judge's answers are kept in its `store`, if it has one, and looked up. A person is asked about forty questions,
+    unless the options set more, on a page that this process serves; their answers are always kept, in `out`/answers if
+    there is no `store`. A player's folder must be trusted.
 
     Raises:
         UsageError: there is no such suite, nothing of it can be asked, or `out` cannot be written.
         JudgeUnavailable: the judge cannot be loaded, or does not answer.
     """
-    wanted = replace(_with_player(find_suite(suite), player, goal), success=success, draw_path=draw_path)
-    if draw_path:
+    config, out, reference = options.judge, options.out, options.reference
+    wanted = _with_player(find_suite(options.suite), options.player, options.goal)
+    wanted = replace(wanted, success=options.success, draw_path=options.draw_path)
+    if options.draw_path:
         _check_paths(wanted, reference)
-    if success and not any(map(is_recording, wanted.tasks)):
+    if options.success and not any(map(is_recording, wanted.tasks)):
         raise UsageError("--success is for recorded data, and has no effect on tasks that are played", "leave it out")
     if wanted.frozen is not None:
-        _check_frozen(wanted.frozen, config, reference, num_frames, (num_pairs, num_episodes, goal or None, player))
+        _check_frozen(wanted.frozen, options)
     # a goal that cannot be asked about is reported before anything is loaded or played
     elif reference == "none":
         for task in (task for task in wanted.tasks if not is_recording(task)):
             require_goals(task, [wanted.goal or task_goal(task)])
-    image = _goal_image(wanted, config, goal_image, reference)
+    image = _goal_image(wanted, options)
     make_output_folder(out)
-    curve_runs = read_curve(curve or CURVE_FILE)
+    curve_runs = read_curve(options.curve or CURVE_FILE)
     if config.is_human and reference == "none" and wanted.frozen is None:
         wanted = for_person(wanted)
-    wanted = _sized(wanted, num_pairs, num_episodes)
+    wanted = _sized(wanted, options)
     if reference == "none":
         check_reachable(config)  # before minutes are spent on playing episodes
     # the shipped judge was trained on single images
-    frames = num_frames or (1 if config.knows_few_tasks and reference == "none" else 8)
+    frames = options.frames or (1 if config.knows_few_tasks and reference == "none" else 8)
     frames = frames if wanted.frozen is None else min(frames, wanted.frozen.frames)
     worst = WorstAnswers(frames)
     console = plain_console(soft_wrap=True)
     stop = StopRequest()
     with ExitStack() as stack:
-        judge = _open_judge(stack, config, reference, image, out, stop)
+        judge = _open_judge(stack, options, image, stop)
         began = time.perf_counter()
         stack.enter_context(stop)
         stop.log = lambda line: console.print(line)
@@ -117,7 +85,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
             judge,
             config,
             num_frames=frames,
-            seed=seed,
+            seed=options.seed,
             log=lambda line: console.print(line),
             is_stopped=lambda: bool(stop),
             on_task=worst.add,
@@ -132,7 +100,7 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     lines = [json.dumps(_plain(asdict(answer))) for answer in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
     if wanted.frozen is not None and found.is_whole:
-        entry = entry_of(found, name, read_questions(wanted.frozen.path))
+        entry = entry_of(found, options.name, read_questions(wanted.frozen.path))
         write_whole(out / ENTRY_FILE, entry_text(entry))
     pictures = draw_bench(row, predictions, curve_runs, *found.rows())
     write_whole(out / "bench.html", bench_page(row, worst, *pictures))
@@ -141,92 +109,64 @@ def bench_judge(  # noqa: PLR0913 - the command's options
     return EXIT_PREEMPTED if stop else EXIT_DONE
 
 
-def _check_frozen(
-    archive: Archive, config: JudgeConfig, reference: str, num_frames: int | None, changes: Sequence[object]
-) -> None:
-    """Raises UsageError if the frozen suite does not fit the options; `changes` are options for new items only."""
-    if any(change is not None for change in changes):
+def _check_frozen(archive: Archive, options: BenchOptions) -> None:
+    """Raises UsageError if the frozen suite does not fit the options."""
+    if options.goal or any(change is not None for change in (options.pairs, options.episodes, options.player)):
         what = "--pairs, --episodes, --goal and --player make new items, and a frozen suite has its own"
         raise UsageError(what, "leave them out, or freeze another suite with them")
-    if num_frames is not None and num_frames > archive.frames:
-        what = f"--frames {num_frames}, and {archive.path} holds at most {archive.frames} images of an episode"
+    if options.frames is not None and options.frames > archive.frames:
+        what = f"--frames {options.frames}, and {archive.path} holds at most {archive.frames} images of an episode"
         raise UsageError(what, "leave it out, or freeze the suite with more")
-    if reference == "none" and archive.turns != (config.score == "utility"):
+    if options.reference == "none" and archive.turns != (options.judge.score == "utility"):
         held = "single turns, which --judge.score utility scores" if archive.turns else "episodes and no single turns"
         raise UsageError(f"{archive.path} holds {held}", "another --judge.score, or freeze with or without --turns")
 
 
-def freeze_bench(  # noqa: PLR0913 - the command's options
-    suite: str,
-    out: Path,
-    *,
-    num_frames: int = 8,
-    num_pairs: int | None = None,
-    num_episodes: int | None = None,
-    size_px: int = 300,
-    turns: bool = False,
-    questions_only: bool = False,
-    success: SuccessRule | None = None,
-    goal: str = "",
-    seed: int = 0,
-) -> int:
+def freeze_bench(options: FreezeOptions) -> int:
     """Freezes a suite into one file, prints its hash, and returns the exit code.
-
-    Args:
-        suite: name of a suite or of a file, or comma-separated tasks.
-        out: file to write, with a name that ends in .zip.
-        num_frames: maximum number of images per episode, 1 to 64.
-        num_pairs: pairs per task; None for the suite's number.
-        num_episodes: as in `bench_judge`; None for the suite's number.
-        size_px: side length of the images.
-        turns: whether single turns are scored instead of episodes.
-        questions_only: leaves the images out; the hash stays the same.
-        success: as in `bench_judge`.
-        goal: as in `bench_judge`.
-        seed: seed of the items.
 
     Raises:
         UsageError: there is no such suite, nothing of it can be asked, or `out` cannot be written.
     """
+    out = options.out
     if out.suffix != SUFFIX:
         raise UsageError(f"a frozen suite is a file whose name ends in {SUFFIX}, got {out}", f"--out {out}{SUFFIX}")
-    wanted = replace(_sized(_with_player(find_suite(suite), None, goal), num_pairs, num_episodes), success=success)
-    if wanted.frozen is not None and not questions_only:
-        raise UsageError(f"{suite} is frozen already", "name a suite, or write its questions with --questions-only")
+    wanted = _sized(_with_player(find_suite(options.suite), None, options.goal), options)
+    wanted = replace(wanted, success=options.success)
+    if wanted.frozen is not None and not options.questions_only:
+        raise UsageError(
+            f"{options.suite} is frozen already", "name a suite, or write its questions with --questions-only"
+        )
     make_output_folder(out.parent)
     archive = freeze(
         wanted,
         out,
-        num_frames=num_frames if wanted.frozen is None else wanted.frozen.frames,
-        size_px=size_px if wanted.frozen is None else MAX_PIXELS,
-        asks_turns=turns if wanted.frozen is None else wanted.frozen.turns,
-        seed=seed,
-        has_pixels=not questions_only,
+        num_frames=options.frames if wanted.frozen is None else wanted.frozen.frames,
+        size_px=options.image_px if wanted.frozen is None else MAX_PIXELS,
+        asks_turns=options.turns if wanted.frozen is None else wanted.frozen.turns,
+        seed=options.seed,
+        has_pixels=not options.questions_only,
         log=_say,
     )
     _say(f"{archive.suite}: SHA-256 {archive.digest}\n{out}: {out.stat().st_size / 1e6:.1f} MB")
     return EXIT_DONE
 
 
-def _sized(suite: Suite, num_pairs: int | None, num_episodes: int | None) -> Suite:
-    """Returns the suite with these numbers of pairs and of played episodes per task; None keeps its own."""
-    if num_pairs is not None:
-        suite = replace(suite, pairs=num_pairs)
-    return suite if num_episodes is None else replace(suite, episodes=num_episodes, videos=num_episodes // 3)
+def _sized(suite: Suite, options: BenchOptions | FreezeOptions) -> Suite:
+    """Returns the suite with the wanted numbers of pairs and of played episodes per task; None keeps its own."""
+    if options.pairs is not None:
+        suite = replace(suite, pairs=options.pairs)
+    if options.episodes is not None:
+        suite = replace(suite, episodes=options.episodes, videos=options.episodes // 3)
+    return suite
 
 
-def _open_judge(
-    stack: ExitStack,
-    config: JudgeConfig,
-    reference: Literal["none", "oracle", "random", "left"],
-    image: Frames | None,
-    out: Path,
-    stop: StopRequest,
-) -> Judge | Reference:
+def _open_judge(stack: ExitStack, options: BenchOptions, image: Frames | None, stop: StopRequest) -> Judge | Reference:
     """Returns the judge to measure, ready while `stack` is open; raises as `bench_judge` does."""
-    if reference != "none":
-        return Reference(reference)
-    store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
+    if options.reference != "none":
+        return Reference(options.reference)
+    config = options.judge
+    store = LabelStore(Path(config.store).expanduser() if config.store else options.out / "answers")
     if config.is_human:  # each order separately, so that the bench measures how consistent a person is
         person = person_judge(config, store, PageConfig(), lambda: bool(stop), _say, each_order=True)
         return with_goal_image(stack.enter_context(person), image)
@@ -238,15 +178,16 @@ def _say(line: str) -> None:
     plain_console(soft_wrap=True).print(line, markup=False, highlight=False)
 
 
-def _goal_image(suite: Suite, config: JudgeConfig, file: Path | None, reference: str) -> Frames | None:
+def _goal_image(suite: Suite, options: BenchOptions) -> Frames | None:
     """Returns the [1, H, W, 3] image shown with every question; None if there is no file."""
-    if file is None:
+    config, reference = options.judge, options.reference
+    if options.goal_image is None:
         return None
     if reference != "none" or len(suite.tasks) > 1:
         who = f"--reference {reference} sees no image" if reference != "none" else f"{suite.name} has several tasks"
         raise UsageError(f"--goal-image is shown to a judge of one task, and {who}", "leave it out, or name one task")
     check_goal_image(config.backend, config.model, config.score)
-    return read_goal_image(file, config.image_px)
+    return read_goal_image(options.goal_image, config.image_px)
 
 
 def _check_paths(suite: Suite, reference: str) -> None:

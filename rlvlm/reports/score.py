@@ -23,16 +23,17 @@ from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.recorded_labels import PAIR_COLUMNS, read_labels, write_labels, write_lerobot_progress
-from rlvlm.demonstrations.recordings import Recordings, recordings_digest
+from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.judge_bench.preflight import JudgeRefused, known_recordings, preflight
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
+from rlvlm.reports.contact_sheet import folder_env
+from rlvlm.reports.options import ScoreOptions
 from rlvlm.reports.score_page import DataSummary, ScoredData
 from rlvlm.runs.preflight import cluster_address
 from rlvlm.runs.ray_session import ray_session
@@ -48,32 +49,11 @@ _CONTROLS = 8
 _LINE_EVERY_S = 30.0
 
 
-def score_data(  # noqa: PLR0913 - the command's options
-    recordings: Recordings,
-    config: JudgeConfig,
-    asked: Asked,
-    out: Path,
-    *,
-    app: str = "",
-    against: Path | None = None,
-    num_preflight: int = 20,
-    page: PageConfig = PageConfig(),  # noqa: B008 - frozen
-) -> int:
-    """Labels recorded episodes, writes tables and page into `out`, and returns the exit code.
+def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
+    """Labels recorded episodes, writes tables and page into `options.out`, and returns the exit code.
 
-    Answers are kept in `out`/answers as they come, unless `config.store` names another store: a second call asks only
-    the missing ones.
-
-    Args:
-        recordings: the data, which are only read.
-        config: the judge.
-        asked: the questions.
-        out: folder to write, outside of the data.
-        app: running Serve app to ask instead of `config`; empty builds the judge here.
-        against: labels of another judge on the same data, for comparison; None compares with nothing.
-        num_preflight: known items of each kind that are asked first, see `judge_bench.preflight`; 0 asks none, and
-            people are never asked any.
-        page: page on which people answer, for a human judge.
+    Answers are kept in `out`/answers as they come, unless the judge's `store` names another: a second call asks only
+    the missing ones. People are asked on `page`, and never any known item first.
 
     Raises:
         UsageError: none of the data can be read, or `out` cannot be written.
@@ -81,19 +61,41 @@ def score_data(  # noqa: PLR0913 - the command's options
             kept and written.
         JudgeRefused: the preflight finds that its answers mean nothing.
     """
+    config, path = options.judge, options.data.absolute()
+    out = options.out or path.with_name(f"{path.name}.labels")
+
+    def make_draw(folder: Any) -> Any:
+        env = folder_env(folder, trust=options.trust)
+        size = None if folder.kind == "turns" else config.image_px  # turns are drawn as their policies see them
+        return lambda snapshots, camera: env.draw_sized(snapshots, size, camera)
+
+    recordings = Recordings(
+        path=path, form=find_form(path), camera=options.camera, goal=options.goal, make_draw=make_draw
+    )
+    asked = Asked(
+        questions=frozenset(options.ask),
+        every=options.every,
+        grows=options.clips == "growing",
+        pairs=options.pairs,
+        # the shipped judge was trained on single images
+        num_frames=options.frames or (1 if config.knows_few_tasks else 8),
+        size_px=config.image_px,
+        success=options.success,
+        seed=options.seed,
+    )
     if recordings.path.is_dir() and out.resolve().is_relative_to(recordings.path.resolve()):
         raise UsageError(f"{out} lies inside of the data, which are not written to", "name another folder with --out")
     make_output_folder(out)
     console = plain_console(soft_wrap=True)
     data = _look_through(recordings, asked)
-    other = None if against is None else read_labels(against, data.digest)
+    other = None if options.against is None else read_labels(options.against, data.digest)
     stop = StopRequest()
     store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
     with ExitStack() as stack:
-        judge = _open_judge(stack, config, app, store, out, page, stop)
+        judge = _open_judge(stack, options, store, out, page or PageConfig(), stop)
         kept = CachedJudge(judge, store)
-        if num_preflight and not config.is_human:
-            _try_judge(kept, data, recordings, asked, num_preflight)
+        if options.preflight and not config.is_human:
+            _try_judge(kept, data, recordings, asked, options.preflight)
         with (
             stop,
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
@@ -133,17 +135,18 @@ def score_data(  # noqa: PLR0913 - the command's options
 
 
 def _open_judge(
-    stack: ExitStack, config: JudgeConfig, app: str, store: LabelStore, out: Path, page: PageConfig, stop: StopRequest
+    stack: ExitStack, options: ScoreOptions, store: LabelStore, out: Path, page: PageConfig, stop: StopRequest
 ) -> Judge:
     """Returns the judge to ask, ready while `stack` is open; raises as `score_data` does."""
-    if app:
+    config = options.judge
+    if options.app:
         if not cluster_address():
             raise UsageError(
                 "--app is a Serve app of a running cluster",
                 "name its address in RAY_ADDRESS, as `rlvlm serve` prints it",
             )
         stack.enter_context(ray_session())
-        return stack.enter_context(start_judge(config, PlacementConfig(app=app), name="score"))
+        return stack.enter_context(start_judge(config, PlacementConfig(app=options.app), name="score"))
     if config.is_human:
         return stack.enter_context(person_judge(config, store, page, lambda: bool(stop), _log))
     check_reachable(config)

@@ -15,9 +15,9 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.asking import _draw
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judge_bench.task_items import make_items
-from rlvlm.judges.config import JudgeConfig
 from rlvlm.preferences.teachers import draw_sides
 from rlvlm.reports.judge_bench import bench_judge
+from rlvlm.reports.options import BenchOptions
 from rlvlm.rewards.scoring_items import ScoringItem
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
@@ -143,4 +143,4 @@ def test_a_bench_paints_each_sides_own_path_on_its_last_image_and_refuses_what_i
     ]
     for suite_name, options, words in refused:
         with pytest.raises(UsageError, match=words):
-            bench_judge(suite_name, JudgeConfig(), tmp_path / "out", draw_path=True, **options)
+            bench_judge(BenchOptions(suite=suite_name, out=tmp_path / "out", draw_path=True, **options))

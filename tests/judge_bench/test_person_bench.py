@@ -22,6 +22,7 @@ from rlvlm.judge_bench.task_items import make_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.judge_bench import bench_judge
+from rlvlm.reports.options import BenchOptions
 from rlvlm.serving import label_page
 
 
@@ -75,9 +76,9 @@ def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: p
         ended.clear()
         monkeypatch.setattr("rlvlm.reports.judge_bench._say", listen)
         try:
-            return bench_judge(
-                "cartpole", JudgeConfig(backend="human"), tmp_path / "bench", num_pairs=4, num_episodes=4
-            )
+            human = JudgeConfig(backend="human")
+            options = BenchOptions(suite="cartpole", judge=human, out=tmp_path / "bench", pairs=4, episodes=4)
+            return bench_judge(options)
         finally:
             ended.set()
             for thread in threads:

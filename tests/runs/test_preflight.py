@@ -19,11 +19,11 @@ from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands import eval as eval_command
 from rlvlm.commands import resume, serve
 from rlvlm.commands.arguments import parse, parse_run
-from rlvlm.commands.judge_bench import JudgeBenchArguments
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.envs import rendering
 from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
+from rlvlm.reports.options import BenchOptions
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
 from rlvlm.runs.checkpoints import RunState
@@ -440,7 +440,7 @@ def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes: dict[str
     config = override(recipe("push_block"), changes)
     said = shlex.split(bench_command(config))
     assert said[:2] == ["rlvlm", "judge-bench"]
-    read = parse(JudgeBenchArguments, said[2:], "rlvlm judge-bench")
+    read = parse(BenchOptions, said[2:], "rlvlm judge-bench")
     assert (read.suite, read.judge, read.frames) == ("push_block", config.judge, config.reward.num_frames)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,0 +1,153 @@
+"""Options of `rlvlm judge-bench`, `judge-bench freeze` and `rlvlm score`, as parsed from the command line."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from rlvlm.core.checks import check_least
+from rlvlm.demonstrations.trajectory import SuccessRule
+from rlvlm.judge_bench.archive import MAX_FRAMES
+from rlvlm.judges.config import JudgeConfig
+
+
+def _check_counts(pairs: int | None, episodes: int | None) -> None:
+    """Raises ValueError if the number of pairs or episodes is too small."""
+    if pairs is not None and pairs < 1:
+        raise ValueError(f"--pairs must be >= 1, got {pairs}")
+    if episodes is not None and episodes < 4:
+        raise ValueError(f"--episodes must be >= 4, one of each way of playing, got {episodes}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Measure how far a judge can be trusted before training: figures here, a page and a row in a folder."""
+
+    suite: tyro.conf.Positional[str] = "tiny"
+    """tiny, paper7, metaworld50, libero, minigrid, gym_cards; hacked_push_block, hacked_minigrid,
+    hacked_drawer_open, episodes with which policies fooled judges; or comma-separated tasks; or the folder of a
+    LeRobot data set with `next.success`, `is_success` or `success`; or a file of `harvest` or `freeze`."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    reference: Literal["none", "oracle", "random", "left"] = "none"
+    """Baseline that answers instead of the judge: the truth, chance, or always the first image (and 0.5)."""
+    out: Path = Path("judge_bench")
+    """Folder for bench.json, answers.jsonl and bench.html."""
+    frames: int | None = None
+    """Images shown per episode, >= 1; by default 8, or 1 for a judge that was trained on single images."""
+    pairs: int | None = None
+    """Pairs per task; by default the suite's number."""
+    episodes: int | None = None
+    """Episodes played per task, >= 4; the judge scores a third as many of each case: success, near miss, failure,
+    cut short. By default the suite's number."""
+    success: SuccessRule | None = None
+    """Rule for recorded episodes whose data do not state their success. assumed: all succeeded; none: none did."""
+    curve: Path | None = None
+    """Table of runs with simulated judges, from which the success of training is predicted
+    (`benchmarks/judge_quality.py`); by default the one that ships."""
+    goal: str = ""
+    """Goal to ask about, in a few words, instead of the task's own; an env of yours may have none."""
+    goal_image: Path | None = None
+    """File with an image of the only task's goal, which the judge is shown with every question."""
+    player: Path | None = None
+    """Folder of a run of the task, or a checkpoint in it: its policy plays instead of the env's script. Without
+    either the env is played at random."""
+    name: str = ""
+    """Name in a table of judges, for the entry that is written for a frozen suite; by default the judge's stamp."""
+    draw_path: bool = False
+    """Draw the hand's path on the last image of each side, as --env.draw-path does in a run; for tasks that are
+    played and whose env knows the hand's position."""
+    trust: bool = False
+    """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
+    seed: int = 0
+    """Seed of items and of the order of asking; rows of different seeds have different items."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self.pairs, self.episodes)
+        if self.frames is not None and self.frames < 1:
+            raise ValueError(f"--frames must be >= 1, got {self.frames}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeOptions:
+    """Write a suite to one file: pixels, questions and truth, with a hash of them. `judge-bench FILE` asks about it."""
+
+    suite: tyro.conf.Positional[str]
+    """Suite as for `judge-bench`."""
+    out: Path
+    """File to write, with a name that ends in .zip."""
+    frames: int = 8
+    """Maximum number of images per episode, 1 to 64."""
+    pairs: int | None = None
+    """Pairs per task; by default the suite's number."""
+    episodes: int | None = None
+    """Episodes played per task, >= 4; by default the suite's number."""
+    image_px: int = 300
+    """Side length of the images in pixels; envs in turns have their own."""
+    turns: bool = False
+    """Score single turns instead of episodes, as --judge.score utility does."""
+    questions_only: bool = False
+    """Leave the images out: only the questions, with the same hash. A frozen suite's file is allowed too."""
+    success: SuccessRule | None = None
+    """Rule for recorded episodes whose data do not state their success."""
+    goal: str = ""
+    """Goal to ask about, instead of the only task's own."""
+    seed: int = 0
+    """Seed of the items."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self.pairs, self.episodes)
+        if not (1 <= self.frames <= MAX_FRAMES and self.image_px >= 16):
+            raise ValueError(
+                f"--frames is 1 to {MAX_FRAMES} and --image-px >= 16, got {self.frames} and {self.image_px}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Let a judge label recorded episodes: writes a table of labels, and a page with advice on which to drop. The data
+    are only read.
+    """
+
+    data: tyro.conf.Positional[Path]
+    """LeRobot data set, LIBERO's HDF5 files, a folder of `rlvlm collect`, a folder of MP4 videos with sentences
+    (clip.txt beside clip.mp4, or metadata.csv or .jsonl with file_name, goal and success), or one video."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    app: str = ""
+    """Name of a running Serve app on the cluster of RAY_ADDRESS that judges instead of --judge.*."""
+    goal: str = ""
+    """Goal in the questions, instead of the episodes' own sentences."""
+    camera: str = ""
+    """Camera to show; by default the first that is not a wrist's."""
+    ask: tuple[Literal["progress", "success", "pairs"], ...] = ("progress", "success")
+    """Questions to ask. progress: of frames; success: of whole episodes; pairs: which of two frames of an episode is
+    nearer to the goal, and which of two episodes' ends."""
+    every: int = 10
+    """Frames from one question to the next, >= 1; the last frame is always included."""
+    clips: Literal["growing", "single"] = "growing"
+    """Images shown for progress. growing: the clip up to the frame; single: the frame alone."""
+    pairs: int = 4
+    """Pairs of frames per episode, >= 1, each asked in both orders; for --ask pairs."""
+    frames: int | None = None
+    """Images shown per clip, >= 1; by default 8, or 1 for a judge that was trained on single images."""
+    success: SuccessRule | None = None
+    """Rule for episodes whose data do not state their success. assumed: all succeeded; none: none did. By default it
+    is unknown."""
+    against: Path | None = None
+    """File labels.parquet of another judge on the same data: episodes about which the two disagree are suspicious."""
+    preflight: int = 20
+    """Number of known items that are asked first; a judge with meaningless answers is refused. 0 asks none."""
+    out: Path | None = None
+    """Folder for labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data."""
+    trust: bool = False
+    """Import the task that a folder of demonstrations names as MODULE:NAME, which runs its code."""
+    seed: int = 0
+    """Seed of the order of asking, and of pairs."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "--", 1, "every", "pairs")
+        check_least(self, "--", 0, "preflight")
+        if self.frames is not None and self.frames < 1:
+            raise ValueError(f"--frames must be >= 1, got {self.frames}")
+        if not self.ask:
+            raise ValueError("--ask needs progress, success or pairs, got nothing")
