@@ -220,10 +220,6 @@ class RunConfig(ABC):
     def folders(self) -> dict[str, tuple[str, str]]:
         """Returns folders that settings name, other than models, by setting: path, and a file that must be in it."""
 
-    def models(self) -> dict[str, str]:
-        """Returns the models by the setting that names them; empty if there is none."""
-        return {"judge.model": self.judge.model} if self.reward.asks_judge else {}
-
     def notes(self) -> list[str]:
         """Returns what a user should know before the run starts and that depends on the kind."""
         return []
@@ -378,7 +374,7 @@ class RunConfig(ABC):
         """Settings of the env for the policy: drawn lightly for small networks, which are trained on such images, and
         as in the benchmark for pretrained models.
         """
-        return self.env.for_model(is_pocket=not self.models().get("policy.model"))
+        return self.env.for_model(is_pocket=self.large_policy is None)
 
     @property
     def judge_env(self) -> EnvConfig:

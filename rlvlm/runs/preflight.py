@@ -379,8 +379,11 @@ def _check_models(config: RunConfig, prefix: str = "") -> None:
     Raises:
         UsageError: one does not; the message names it.
     """
-    named = {setting: name for setting, name in config.models().items() if setting.startswith(prefix)}
-    for setting, name in named.items():
+    named = {
+        "judge.model": config.judge.model if config.reward.asks_judge else "",
+        "policy.model": config.large_policy.model if config.large_policy else "",
+    }
+    for setting, name in ((setting, name) for setting, name in named.items() if setting.startswith(prefix)):
         folder, fix = Path(name).expanduser(), "give the folder with config.json and the weights in *.safetensors"
         if name.startswith(("/", "./", "../", "~")) and not folder.is_dir():
             raise UsageError(f"{setting} {name} is not a folder", fix)
