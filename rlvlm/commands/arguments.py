@@ -191,12 +191,8 @@ def _whole_numbers(options: Sequence[str], names: Collection[str]) -> list[str]:
 
 
 def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[str]) -> None:
-    """Refuses an option that does not exist if a setting has its meaning.
-
-    The parser's own suggestions have a similar spelling, but --learning-rate does not look like --algo.actor-lr.
-
-    Raises:
-        UsageError: lists those settings.
+    """Refuses an option that does not exist if settings have its meaning, with a UsageError that lists them: the
+    parser's own suggestions have a similar spelling, but --learning-rate does not look like --algo.actor-lr.
     """
     for option in options:
         given = option.partition("=")[0]
@@ -219,9 +215,8 @@ def _added_by_users(kind: type) -> set[str]:
 
 
 def _with_most_used(config: Any, prefix: str = "") -> Any:
-    """Returns the config as an instance of a subclass with fields hidden from help.
-
-    Only the most used ones stay, and those that a class outside of rlvlm adds, which users look for there.
+    """Returns the config as an instance of a subclass with fields hidden from help: only the most used ones stay, and
+    those that a class outside of rlvlm adds, which users look for there.
     """
     # tyro hides fields by their type, so types have to be replaced; hidden options still work
     kind, shown, values = type(config), {}, {}

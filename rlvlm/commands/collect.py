@@ -106,10 +106,8 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
 
 
 def _player_of_turns(task: str, arguments: CollectArguments, has_expert: bool) -> "Demonstrator":
-    """Returns the player of an env in turns: the named VLM, else the task's script.
-
-    Raises:
-        UsageError: there is neither, a setting of one is given for the other, or the seed is out of range.
+    """Returns the player of an env in turns, the named VLM, else the task's script; raises UsageError if there is
+    neither, a setting of one is given for the other, or the seed is out of range.
     """
     from rlvlm.demonstrations.collect import ScriptedExpert
     from rlvlm.demonstrations.vlm_player import VLMPlayer

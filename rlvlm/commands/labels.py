@@ -196,11 +196,7 @@ def _say(line: str) -> None:
 
 
 def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
-    """Returns the store of a path, None for recorded data; and whether a run asks people.
-
-    Raises:
-        UsageError: the path is none of the three.
-    """
+    """Returns the store of a path, None for recorded data, and whether a run asks people; else raises UsageError."""
     from rlvlm.demonstrations.recordings import find_form
     from rlvlm.labels.store import is_store, open_store
 

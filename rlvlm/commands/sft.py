@@ -84,11 +84,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _as_run(own: Any, arguments: SFTArguments[Any, Any, Any], prog: str) -> Any:
-    """Returns the run that begins as the job does, so that its settings obey the same rules.
-
-    Raises:
-        UsageError: a value breaks a rule, or a setting has no effect.
-    """
+    """Returns the run that begins as the job does, so that its settings obey the same rules, or raises UsageError."""
     try:
         run = replace(
             own, seed=arguments.seed, env=arguments.env, policy=arguments.policy,

@@ -153,10 +153,7 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _check_memory(job: SlurmConfig, taken: Mapping[str, Mapping[str, float]]) -> None:
-    """Raises UsageError if processes with a large policy need more main memory than a node of the job has.
-
-    `taken` is the result of `main_memory`.
-    """
+    """Raises UsageError if processes with a large policy need more main memory (`main_memory`) than a node has."""
     for node, roles in taken.items():
         if (total := sum(roles.values())) > job.memory_gb:
             parts = ", ".join(f"{name} {size:.0f}" for name, size in roles.items())
@@ -168,10 +165,8 @@ def _check_memory(job: SlurmConfig, taken: Mapping[str, Mapping[str, float]]) ->
 
 
 def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], Any]) -> Any:
-    """Returns the result of `lay_out`, which places each process on the job's nodes.
-
-    Raises:
-        UsageError: a process has no place; says how many GPUs or cores per node would suffice, if any.
+    """Returns the result of `lay_out`, which places each process on the job's nodes, or raises UsageError, with the
+    number of GPUs or cores per node that would suffice, if any.
     """
     from rlvlm.runs.placement import Node
 

@@ -217,11 +217,7 @@ def compare_benches(paths: Sequence[Path]) -> int:
 
 
 def _printable(path: Path) -> Mapping[str, Any]:
-    """Reads the row in a file or folder.
-
-    Raises:
-        UsageError: it cannot be read, or lacks a printed part.
-    """
+    """Reads the row in a file or folder; raises UsageError if it cannot be read, or lacks a printed part."""
     row = read_row(path)
     try:
         shown = cells(row), task_lines(row), judge_name(row), differences(row, row), f"{row['bench']['suite']}"

@@ -143,9 +143,8 @@ def check_contract(task: str, config: EnvConfig, seed: int, episodes: Sequence[E
 
 
 def _check_continues(task: str, config: Any, episodes: Sequence[Episode]) -> None:
-    """Raises AssertionError unless a solved chunk episode continues to its limit with `continue_after_success`.
-
-    An end at success would reveal the truth to a judge.
+    """Raises AssertionError unless a solved chunk episode continues to its limit with `continue_after_success`: an end
+    at success would reveal the truth to a judge.
     """
     solved = next((episode.seed for episode in episodes if episode.is_success), None)
     if solved is None:

@@ -154,11 +154,7 @@ def _open_judge(
 
 
 def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
-    """Reads all episodes once, without their images.
-
-    Raises:
-        UsageError: there is no episode.
-    """
+    """Reads all episodes once, without their images; raises UsageError if there is none."""
     sample: list[RobotTrajectory] = []
     torn: list[CorruptEpisode] = []
     counts: Counter[str] = Counter()
@@ -187,10 +183,8 @@ def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
 
 
 def _try_judge(judge: CachedJudge, data: DataSummary, recordings: Recordings, asked: Asked, count: int) -> None:
-    """Runs the bench's preflight on the data's own episodes.
-
-    Raises:
-        JudgeRefused: as for `preflight`; only a warning if the data do not state which episodes succeeded.
+    """Runs the bench's preflight on the data's own episodes. If they do not state which of them succeeded, a refusal is
+    only a warning.
     """
     is_known = asked.success is not None or all(film.success is not None for film in data.sample)
     is_scored = asked.questions != {"pairs"}
@@ -222,9 +216,8 @@ def _log(line: str) -> None:
 def _score_all(
     judge: CachedJudge, recordings: Recordings, asked: Asked, screen: "_ScoreScreen", stop: StopRequest
 ) -> tuple[list[ScoredEpisode], dict[int, list[str]], JudgeUnavailable | None]:
-    """Scores episodes until the judge fails or the user stops.
-
-    Returns the scored episodes, their images by number, and the judge's error, if any.
+    """Returns the episodes scored until the judge fails or the user stops, their images by number, and the judge's
+    error, if any.
     """
     episodes: list[ScoredEpisode] = []
     strips: dict[int, list[str]] = {}

@@ -87,11 +87,7 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
 
 
 def _modernise(tree: dict[str, Any], file: str) -> None:
-    """Renames settings to today's names, and drops removed ones that had no effect.
-
-    Raises:
-        UsageError: a removed one had an effect.
-    """
+    """Renames settings to today's names, and drops removed ones, or raises UsageError if one had an effect."""
     for name, idle in _GONE.items():
         owner, last = _owner(tree, name)
         if owner is not None and last in owner and (value := owner.pop(last)) != idle:

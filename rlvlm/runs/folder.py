@@ -344,15 +344,8 @@ def default_path(task: str, started: datetime) -> Path:
 
 
 def _claim(path: Path, *, is_named: bool) -> Path:
-    """Creates the folder of a run exclusively, with `command.txt` as its mark.
-
-    Args:
-        path: wanted folder.
-        is_named: whether the user named it; otherwise another number is used if `path` is taken meanwhile.
-
-    Raises:
-        FileExistsError: another run has the folder.
-        OSError: it cannot be created.
+    """Creates the folder of a run exclusively, with `command.txt` as its mark, or raises OSError; unless the user named
+    it, another number is used if `path` is taken meanwhile.
     """
     # runs of a job array may start in the same second; checking first would give two of them the same folder
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -444,11 +437,7 @@ def _leaves(settings: Any) -> dict[str, Any]:
 
 
 def _text_of(file: Path) -> str:
-    """Reads a file of settings.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Returns the text of a file of settings, or raises UsageError if it cannot be read."""
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -128,11 +128,7 @@ def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], Non
 
 
 def _wait(is_so: Callable[[], bool], arguments: NodeArguments, otherwise: str) -> None:
-    """Returns once `is_so()`.
-
-    Raises:
-        MachineError: the job ended meanwhile, or the wait timed out; `otherwise` says what for.
-    """
+    """Returns once `is_so()`; raises MachineError if the job ends, or that it is `otherwise` after the wait."""
     end = time.monotonic() + arguments.wait_s
     while not is_so():
         if not arguments.folder.is_dir():

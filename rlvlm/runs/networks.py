@@ -12,7 +12,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
 
 if TYPE_CHECKING:  # torch
-    from rlvlm.algorithms.policy_gradient.memory_plan import Workload
+    from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload
 
 _MAX_AT_ONCE = 256
 """Number of concurrent replies beyond which a replica should not go, vLLM's default."""
@@ -24,16 +24,11 @@ def learner_memory(config: RunConfig) -> str:
     """Returns, in words, a learner process's GPU memory by the rule in `memory_plan`; empty if the policy is small or
     the files of its model are not here.
     """
-    policy, algo = config.large_policy, config.algo
-    if policy is None:
+    if (size := _size_of_policy(config)) is None:
         return ""
-    from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of, words_of
+    from rlvlm.algorithms.policy_gradient.memory_plan import plan, words_of
 
-    try:
-        folder = model_folder(policy)
-    except ModelUnavailable:
-        return ""
-    return words_of(plan(size_of(policy, folder), policy, algo, on_gpu=True, workload=workload_of(config)))
+    return words_of(plan(size, config.large_policy, config.algo, on_gpu=True, workload=workload_of(config)))
 
 
 def envs_advice(config: RunConfig) -> str:
@@ -123,14 +118,10 @@ def main_memory(
         where: the node of each process, by role, as returned by `placement.place`.
     """
     policy, algo = config.large_policy, config.algo
-    if policy is None:
+    if (size := _size_of_policy(config)) is None:
         return {}
-    from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
+    from rlvlm.algorithms.policy_gradient.memory_plan import plan
 
-    try:
-        size = size_of(policy, model_folder(policy))
-    except ModelUnavailable:
-        return {}
     found: dict[str, dict[str, float]] = {}
     for role in roles:
         is_replica = role.is_served and role.name != JUDGE_ROLE
@@ -152,16 +143,22 @@ def sent_bytes(config: RunConfig) -> int:
     """Returns the bytes of weights in Ray's object store while learners send theirs to the samplers: two versions in
     float32. 0 if the policy is small, or samples where it learns.
     """
+    is_sent = config.num_learners or config.num_engine_replicas or config.algo.env_runners
+    size = _size_of_policy(config) if is_sent else None
+    return 0 if size is None else 2 * 4 * size.learned
+
+
+def _size_of_policy(config: RunConfig) -> "ModelSize | None":
+    """Returns the size of a large policy; None if it is small, or the files of its model are not here."""
     policy = config.large_policy
-    is_sent = config.num_learners or config.num_engine_replicas or getattr(config.algo, "env_runners", 0)
-    if policy is None or not is_sent:
-        return 0
+    if policy is None:
+        return None
     from rlvlm.algorithms.policy_gradient.memory_plan import size_of
 
     try:
-        return 2 * 4 * size_of(policy, model_folder(policy)).learned
+        return size_of(policy, model_folder(policy))
     except ModelUnavailable:
-        return 0
+        return None
 
 
 def model_folder(policy: PolicyConfig | VLAConfig) -> Path:

@@ -120,11 +120,8 @@ def _not_yet(*_: Any) -> NoReturn:
 
 
 def _check_start(config: RunConfig) -> None:
-    """Checks what only the start of a run needs: data of the supervised start, or an expert that plays it, and a bench,
-    without which a run that goes on only lacks figures in its card.
-
-    Raises:
-        UsageError: one of these is missing or unsuitable; the message says which.
+    """Raises UsageError unless what only the start of a run needs is there and suitable: data of the supervised start,
+    or an expert that plays it, and a bench, without which a run that goes on only lacks figures in its card.
     """
     if config.track.bench:
         from rlvlm.judge_bench.rows import read_row
@@ -145,11 +142,8 @@ def _check_start(config: RunConfig) -> None:
 
 
 def _check_memory(config: RunConfig) -> None:
-    """Checks that a learner of the policy, each sampling copy of it, and the judge fit on their GPUs or shares of one,
-    by the rule in `memory_plan`.
-
-    Raises:
-        MachineError: one does not; the message has the setting to change.
+    """Raises MachineError, with the setting to change, unless a learner of the policy, each sampling copy of it, and
+    the judge fit on their GPUs or shares of one, by the rule in `memory_plan`.
     """
     policy, algo = config.large_policy, config.algo
     if os.environ.get("RAY_ADDRESS") or not gpu_names():
@@ -190,11 +184,7 @@ def _check_memory(config: RunConfig) -> None:
 
 
 def _check_judge_share(config: RunConfig) -> None:
-    """Checks that the weights of a judge in a local folder fit its share of a GPU.
-
-    Raises:
-        MachineError: they do not.
-    """
+    """Raises MachineError unless the weights of a judge in a local folder fit its share of a GPU."""
     judge, folder = config.judge, Path(config.judge.model).expanduser()
     if not config.serve.num_gpus or "/" not in judge.model or not folder.is_dir():
         return
@@ -340,13 +330,7 @@ def _check_goal_image(config: RunConfig) -> None:
 
 
 def _check_judge_fits(config: RunConfig) -> None:
-    """Checks that this machine has the GPUs and the environment that the judge's replicas need.
-
-    Raises:
-        JudgeUnavailable: vLLM's environment is missing.
-        UsageError: the judge needs more GPUs than its replica gets.
-        MachineError: a GPU is missing.
-    """
+    """Raises unless this machine has the GPUs and the environment that the judge's replicas need."""
     check_environment(config.judge, config.serve)
     check_network("judge", config.judge.device, "", "")
     if config.serve.num_gpus and not gpu_names():
@@ -373,11 +357,8 @@ def check_judge_knows(config: RunConfig) -> None:
 
 
 def _check_models(config: RunConfig, prefix: str = "") -> None:
-    """Checks that every model folder named by a setting with that prefix exists and contains a model; other names are
-    of the hub or of pocket models.
-
-    Raises:
-        UsageError: one does not; the message names it.
+    """Raises UsageError unless every model folder named by a setting with that prefix exists and contains a model;
+    other names are of the hub or of pocket models.
     """
     named = {
         "judge.model": config.judge.model if config.reward.asks_judge else "",
@@ -396,11 +377,8 @@ def _check_models(config: RunConfig, prefix: str = "") -> None:
 
 
 def _check_folders(config: RunConfig, prefix: str = "", without: str | None = None) -> None:
-    """Checks that every other folder named by settings with that prefix, and not `without`'s, exists and has the
-    required content.
-
-    Raises:
-        UsageError: one does not; the message names it.
+    """Raises UsageError unless every other folder named by settings with that prefix, and not `without`'s, exists and
+    has the required content.
     """
     for setting, (path, holds) in config.folders().items():
         if not path or not setting.startswith(prefix) or (without and setting.startswith(without)):

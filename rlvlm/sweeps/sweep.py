@@ -78,10 +78,9 @@ def max_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, flo
 
 
 def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
-    """Runs a Tuner over the unfinished runs, until they are finished or a signal comes.
-
-    A new Tuner each time, not `Tuner.restore`: that takes no further runs, and has forgotten the rungs of ASHA.
-    Progress is read from the run folders, so it does not matter how the last one ended.
+    """Runs a new Tuner over the unfinished runs, until they are finished or a signal comes; `Tuner.restore` takes no
+    further runs, and has forgotten the rungs of ASHA. Progress is read from the run folders, however the last one
+    ended.
     """
     # runs write their own tables, and work in the sweep's start directory, so that relative paths mean the same
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
@@ -117,9 +116,8 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
 def _judges(
     folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], callback: SweepCallback, table: ProgressTable
 ) -> Iterator[None]:
-    """Starts the Serve apps that the runs share, for the context; each counts its spending in the sweep's folder.
-
-    If a judge cannot be loaded or placed, its runs have failed; the others go on.
+    """Starts the Serve apps that the runs share, for the context; each counts its spending in the sweep's folder. If a
+    judge cannot be loaded or placed, its runs have failed; the others go on.
     """
     with ExitStack() as stack:
         for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():

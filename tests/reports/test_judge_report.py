@@ -20,8 +20,7 @@ from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
 from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy, shares_of
-from rlvlm.reports.judge_report import report_judges
-from rlvlm.reports.same_queries import compare_answers
+from rlvlm.reports.judge_report import compare_answers, report_judges
 from rlvlm.runs.answers import pair_of
 from rlvlm.runs.records import query_row, truths_of
 from rlvlm.runs.summary import summarise_answers

@@ -122,16 +122,12 @@ def test_a_run_goes_on_with_what_it_was_begun_with(
     assert change in json.loads((run / "checkpoints" / "last" / "run.json").read_text())["changes"]
 
 
-@pytest.mark.parametrize("begun_with", [0, 1])
-def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(
-    local_ray: None, tmp_path: Path, begun_with: int
-) -> None:
+def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(local_ray: None, tmp_path: Path) -> None:
+    """One that begins with env runners is in `test_kept_pixels`."""
     words = "drawer_open --reward.source environment --steps 60 --env.episode-steps 30 --env.num-envs 1 --algo.hidden 8"
     words += " --eval.episodes 1 --eval.every-steps 1000 --algo.seed-steps 20 --algo.batch-size 8 --algo.turn-steps 10"
-    run_here("run", *words.split(), "--algo.env-runners", str(begun_with), "--out", str(tmp_path))
-    config = (tmp_path / "config.yaml").read_text()
-    (tmp_path / "config.yaml").write_text(config.replace(f"env_runners: {begun_with}", "env_runners: 1"))
-    run_here("resume", str(tmp_path), "--steps", "90")
+    run_here("run", *words.split(), "--out", str(tmp_path))
+    run_here("resume", str(tmp_path), "--steps", "90", "--algo.env-runners", "1")
     assert json.loads((tmp_path / "summary.json").read_text())["env_steps"] == 90
 
 

@@ -147,8 +147,8 @@ def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypat
     monkeypatch.setattr(sitting, "start_judge", start_judge)
     with held_sweep(tmp_path / "sweep", sweep) as (folder, _):
         pass
-    plans = {plan.key: plan for plan in expand(sweep)}
-    table = ProgressTable(io.StringIO(), sweep.title, plans)
+    plans, stream = {plan.key: plan for plan in expand(sweep)}, io.StringIO()
+    table = ProgressTable(stream, sweep.title, plans)
     callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=StopRequest())
     with sitting._judges(folder, sweep, list(plans.values()), callback, table):
         assert started == ["up"]
@@ -162,3 +162,11 @@ def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypat
     assert later["drawer_open/large/seed_0"].state is State.FAILED and State.FAILED not in FINISHED
     callback.retry(list(plans))
     assert {record.state for record in callback.records.values()} == {State.WAITING}
+    # a signal now: the sweep says what it waits for
+    callback.records |= {key: replace(record, state=State.RUNNING) for key, record in callback.records.items()}
+    stream.truncate(0)
+    callback.tell_stop("SIGINT: finishing what is under way")
+    first, *_ = plans
+    told, waits = stream.getvalue().strip("\0").splitlines()
+    assert told.startswith("SIGINT") and waits.startswith(f"waiting for 6 runs to end their round and save: {first}, ")
+    assert waits.endswith(" and 2 more")
