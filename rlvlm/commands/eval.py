@@ -7,9 +7,9 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.checks import check_least
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import check_links
-from rlvlm.core.errors import UsageError
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.preflight import check_before_play
 
@@ -29,12 +29,13 @@ class EvalArguments:
     trust: bool = False
     """Import the task that the folder names as MODULE:NAME, which runs its code."""
 
+    def __post_init__(self) -> None:
+        check_least(self, "--", 1, "episodes")
+
 
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `eval DIR [--episodes N] [--video] [--out DIR]`: prints a table of the episodes."""
     arguments = parse(EvalArguments, words, prog)
-    if arguments.episodes < 1:
-        raise UsageError(f"--episodes must be >= 1, got {arguments.episodes}", "leave it out for 10")
     check_trust([arguments.path], trust=arguments.trust)
     folder = find_folder(arguments.path)
     check_links(arguments.out or folder.path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from rlvlm.commands.arguments import parse
+from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import check_trust
@@ -41,9 +42,8 @@ class HarvestArguments:
     """Import the task that the runs name as MODULE:NAME, which runs its code."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.episodes <= 150 or self.frames < 2:
-            got = f"{self.episodes} and {self.frames}"
-            raise ValueError(f"need --episodes from 1 to 150 and --frames >= 2, got {got}")
+        check_interval(self, "--", "[1, 150]", "episodes")
+        check_least(self, "--", 2, "frames")
 
 
 def command(words: Sequence[str], prog: str) -> int:

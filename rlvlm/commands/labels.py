@@ -90,9 +90,7 @@ class AskArguments:
     """Seed of the random draws."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "agreement", "every", "pairs")
-        if self.max_questions is not None and self.max_questions < 1:
-            raise ValueError(f"--max-questions must be >= 1, got {self.max_questions}")
+        check_least(self, "--", 1, "agreement", "every", "pairs", "max_questions")
 
 
 def command(words: Sequence[str], prog: str) -> int:

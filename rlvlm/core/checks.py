@@ -27,10 +27,11 @@ def check_shares(owner: object, section: str, *names: str) -> None:
 
 
 def check_least(owner: object, section: str, least: float, *names: str) -> None:
-    """Raises ValueError unless every named field is at least `least`."""
+    """Raises ValueError unless every named field is at least `least`, or None where it need not be given."""
     for name in names:
-        if not getattr(owner, name) >= least:
-            raise ValueError(f"{_place(section, name)} must be >= {least:g}, got {getattr(owner, name)}")
+        value = getattr(owner, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{_place(section, name)} must be >= {least:g}, got {value}")
 
 
 def check_positive(owner: object, section: str, *names: str) -> None:

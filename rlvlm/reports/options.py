@@ -6,18 +6,10 @@ from typing import Literal
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import check_interval, check_least
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judge_bench.archive import MAX_FRAMES
 from rlvlm.judges.config import JudgeConfig
-
-
-def _check_counts(pairs: int | None, episodes: int | None) -> None:
-    """Raises ValueError if the number of pairs or episodes is too small."""
-    if pairs is not None and pairs < 1:
-        raise ValueError(f"--pairs must be >= 1, got {pairs}")
-    if episodes is not None and episodes < 4:
-        raise ValueError(f"--episodes must be >= 4, one of each way of playing, got {episodes}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +55,8 @@ class BenchOptions:
     """Seed of items and of the order of asking; rows of different seeds have different items."""
 
     def __post_init__(self) -> None:
-        _check_counts(self.pairs, self.episodes)
-        if self.frames is not None and self.frames < 1:
-            raise ValueError(f"--frames must be >= 1, got {self.frames}")
+        check_least(self, "--", 1, "pairs", "frames")
+        check_least(self, "--", 4, "episodes")  # one of each way of playing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +87,10 @@ class FreezeOptions:
     """Seed of the items."""
 
     def __post_init__(self) -> None:
-        _check_counts(self.pairs, self.episodes)
-        if not (1 <= self.frames <= MAX_FRAMES and self.image_px >= 16):
-            raise ValueError(
-                f"--frames is 1 to {MAX_FRAMES} and --image-px >= 16, got {self.frames} and {self.image_px}"
-            )
+        check_least(self, "--", 1, "pairs")
+        check_least(self, "--", 4, "episodes")
+        check_interval(self, "--", f"[1, {MAX_FRAMES}]", "frames")
+        check_least(self, "--", 16, "image_px")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +135,7 @@ class ScoreOptions:
     """Seed of the order of asking, and of pairs."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "every", "pairs")
+        check_least(self, "--", 1, "every", "pairs", "frames")
         check_least(self, "--", 0, "preflight")
-        if self.frames is not None and self.frames < 1:
-            raise ValueError(f"--frames must be >= 1, got {self.frames}")
         if not self.ask:
             raise ValueError("--ask needs progress, success or pairs, got nothing")

@@ -55,26 +55,23 @@ def meanings(config: Any, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def by_meaning(config: Any, words: str, prefix: str = "") -> dict[str, str]:
+def by_meaning(config: Any, words: str) -> dict[str, str]:
     """Returns the settings whose meaning contains `words`, e.g. `learning rate`: dotted name to its first sentence. A
     single word must be its first.
 
     Args:
         config: a config tree.
         words: in lower case; small misspellings are tolerated.
-        prefix: prepended to each name.
     """
     found: dict[str, str] = {}
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        about = _field_docs(type(config)).get(field.name, "")
+    length = len(words.split())
+    for name, about in meanings(config).items():
         # the only abbreviation among names is spelled out before the sentence
-        spelled = field.name.replace("lr", "learning rate").split("_") if "lr" in field.name.split("_") else []
-        text, length = " ".join([*spelled, about.lower()]).split(), len(words.split())
+        words_of_name = name.rpartition(".")[2].split("_")
+        spelled = " ".join(words_of_name).replace("lr", "learning rate") if "lr" in words_of_name else ""
+        text = f"{spelled} {about.lower()}".split()
         windows = [" ".join(text[n : n + length]) for n in range(len(text) if length > 1 else 1)]
-        if dataclasses.is_dataclass(value):
-            found |= by_meaning(value, words, f"{name}.")
-        elif difflib.get_close_matches(words, windows, n=1, cutoff=0.85):
+        if difflib.get_close_matches(words, windows, n=1, cutoff=0.85):
             found[name] = about
     return found
 

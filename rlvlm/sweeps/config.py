@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.settings import from_yaml
@@ -34,10 +35,8 @@ class BudgetConfig:
     """Whether the sources of a task may have different budgets, if the budget is what is compared."""
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"budget.steps must be >= 1 or null, got {self.steps}")
-        if self.queries is not None and self.queries < 0:
-            raise ValueError(f"budget.queries must be >= 0 or null, got {self.queries}")
+        check_least(self, "budget", 1, "steps")
+        check_least(self, "budget", 0, "queries")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +51,9 @@ class FlatConfig:
     """Share of the run's length, in [0, 1), that does not count: a run that has not begun to learn is not flat."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.share < 1 and 0 <= self.after < 1 and self.tolerance >= 0):
-            raise ValueError(
-                "need flat.share in (0, 1), after in [0, 1) and tolerance >= 0, got "
-                f"{self.share}, {self.after} and {self.tolerance}"
-            )
+        check_interval(self, "flat", "(0, 1)", "share")
+        check_interval(self, "flat", "[0, 1)", "after")
+        check_least(self, "flat", 0, "tolerance")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,10 +71,8 @@ class HalvingConfig:
     """One run in this many passes a rung, >= 2."""
 
     def __post_init__(self) -> None:
-        if self.first_rung < 1 or self.keep_one_in < 2:
-            raise ValueError(
-                f"need halving.first_rung >= 1 and keep_one_in >= 2, got {self.first_rung} and {self.keep_one_in}"
-            )
+        check_least(self, "halving", 1, "first_rung")
+        check_least(self, "halving", 2, "keep_one_in")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +91,8 @@ class ResourceConfig:
     """Number of restarts of a failed run from its newest checkpoint."""
 
     def __post_init__(self) -> None:
-        if self.cpus <= 0 or self.gpus < 0 or self.judge_cpus < 0:
-            raise ValueError(
-                "need resources.cpus > 0, gpus >= 0 and judge_cpus >= 0, got "
-                f"{self.cpus}, {self.gpus} and {self.judge_cpus}"
-            )
-        if self.max_trials < 0 or self.retries < 0:
-            raise ValueError(f"need resources.max_trials >= 0 and retries >= 0, got {self.max_trials}, {self.retries}")
+        check_positive(self, "resources", "cpus")
+        check_least(self, "resources", 0, "gpus", "judge_cpus", "max_trials", "retries")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
