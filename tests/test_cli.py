@@ -240,15 +240,8 @@ HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            "--help",
-            "run drawer_open --print-config",
-            "run drawer_open --help",
-            "eval --help",
-            "resume --help",
-            "judge-report --help",
-        ),
-        *("labels show --help", "labels import --help", "distill --help", "resume --help"),
+        *("--help", "run drawer_open --print-config", "run drawer_open --help", "eval --help", "resume --help"),
+        *("judge-report --help", "labels show --help", "labels import --help", "distill --help"),
     ],
 )
 def test_what_needs_no_machinery_loads_none(line: str) -> None:

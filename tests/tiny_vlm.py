@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -168,41 +169,31 @@ def save_tiny_gemma3(folder: Path, seed: int = 0) -> Path:
     """Writes a random Gemma 3: a begin-of-image mark in the chat, which the processor turns into visual tokens."""
     marks = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = _with_marks(marks, "{{ bos_token }}", "<start_of_image>", bos_token="<bos>")
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = _TEXT | {"head_dim": 16, "sliding_window": 64, "bos_token_id": tokenizer.bos_token_id}
     config = Gemma3Config(
         text_config=text | _ids(tokenizer),
-        vision_config=vision | {"image_size": 56, "patch_size": 14},
+        vision_config=_VISION | {"image_size": 56, "patch_size": 14},
         mm_tokens_per_image=4,
         boi_token_index=tokenizer.boi_token_id,
         eoi_token_index=tokenizer.eoi_token_id,
         image_token_index=tokenizer.image_token_id,
     )
-    torch.manual_seed(seed)
-    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     images = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
-    Gemma3Processor(images, tokenizer, image_seq_length=4).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return _save(folder, seed, config, Gemma3Processor(images, tokenizer, image_seq_length=4), tokenizer)
 
 
 def save_tiny_internvl(folder: Path, seed: int = 0) -> Path:
     """Writes a random InternVL 3: large images are cut into crops of 4 visual tokens each."""
     marks = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
     tokenizer = _with_marks(marks | {"video_token": "<video>"}, "", "<IMG_CONTEXT>")
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = InternVLConfig(
         text_config=_TEXT | _ids(tokenizer) | {"model_type": "qwen2"},
-        vision_config=vision | {"image_size": [56, 56], "patch_size": [14, 14]},
+        vision_config=_VISION | {"image_size": [56, 56], "patch_size": [14, 14]},
         image_token_id=tokenizer.context_image_token_id,
         image_seq_length=4,
         downsample_ratio=0.5,
     )
-    torch.manual_seed(seed)
-    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return _save(folder, seed, config, GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}), tokenizer)
 
 
 SMOLVLMS = {
@@ -221,18 +212,14 @@ def save_tiny_smolvlm(folder: Path, line: str = "smolvlm", seed: int = 0) -> Pat
     tokenizer.add_tokens(["<end_of_utterance>", *rows], special_tokens=True)
     tokenizer.eos_token, tokenizer.pad_token = "<end_of_utterance>", "<|im_end|>"
     tokenizer.chat_template = SMOLVLM_TEMPLATE
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     build, images = SMOLVLMS[line]
     config = build(
         text_config=_TEXT | _ids(tokenizer) | {"model_type": "llama"},
-        vision_config=vision | {"image_size": 28, "patch_size": 7},
+        vision_config=_VISION | {"image_size": 28, "patch_size": 7},
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
     )
-    torch.manual_seed(seed)
-    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    images(size={"longest_edge": 56}, max_image_size={"longest_edge": 28}).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _save(folder, seed, config, images(size={"longest_edge": 56}, max_image_size={"longest_edge": 28}), tokenizer)
     name = {"idefics3": "Idefics3Processor", "smolvlm": "SmolVLMProcessor"}[line]
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4, "processor_class": name}))
     return folder
@@ -242,6 +229,16 @@ _TEXT = {
     **{"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
 }
+_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def _save(folder: Path, seed: int, config: Any, *parts: Any) -> Path:
+    """Writes a random model of `config`, and its processors."""
+    torch.manual_seed(seed)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    for part in parts:
+        part.save_pretrained(folder)
+    return folder
 
 
 def _ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
@@ -269,14 +266,10 @@ def _save_llava(folder: Path, seed: int, config, own: dict, processor, images) -
     template = CHAT_TEMPLATE.replace(START + IMAGE + END, "<image>")
     tokenizer.chat_template = template
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    torch.manual_seed(seed)
-    AutoModelForImageTextToText.from_config(
-        config(
-            vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **_LLAVA_SIZES),
-            text_config=LlamaConfig(vocab_size=len(tokenizer), **_LLAVA_SIZES, **ids),
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            **own,
-        )
-    ).save_pretrained(folder)
-    processor(images, tokenizer, chat_template=template, **LLAVA_PROCESSOR).save_pretrained(folder)
-    return folder
+    whole = config(
+        vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **_LLAVA_SIZES),
+        text_config=LlamaConfig(vocab_size=len(tokenizer), **_LLAVA_SIZES, **ids),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        **own,
+    )
+    return _save(folder, seed, whole, processor(images, tokenizer, chat_template=template, **LLAVA_PROCESSOR))

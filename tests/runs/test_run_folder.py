@@ -1,8 +1,6 @@
 """A run's folder and its growing tables: made, found, cut, held, and not trusted."""
 
-import errno
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -348,16 +346,3 @@ def test_an_answer_that_was_used_after_the_checkpoint_is_cut_however_early_it_wa
     folder.queries.cut(20)
     assert [row["env_step"] for row in folder.queries.read()] == ["10", "20"]
     assert len(final_answers(folder.queries.read())) == 2
-
-
-def full_disk(_: int) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_full_disk_leaves_a_table_as_it_was(table: CsvTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    table.append([{"step": 1, "text": "x"}])
-    before = table.path.read_bytes()
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        table.append([{"step": 2, "text": "x"}])
-    assert table.path.read_bytes() == before

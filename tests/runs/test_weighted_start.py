@@ -34,14 +34,24 @@ def label(data: Path, file: Path) -> None:
     write_labels(file, recordings_digest(recordings), frames + whole)
 
 
+@pytest.fixture(scope="module", params=SMALL)
+def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A task, and a folder with demonstrations of it and their labels."""
+    folder = tmp_path_factory.mktemp("labelled")
+    run_here("collect", request.param, "--episodes", "6", "--out", str(folder / "data"))
+    label(folder / "data", folder / "labels.parquet")
+    return request.param, folder
+
+
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("weighting", ["advantage", "condition", "preference"])  # all of them: test_sft_job.py
-@pytest.mark.parametrize("task", SMALL)
-def test_a_run_learns_from_what_was_labelled(local_ray: None, tmp_path: Path, task: str, weighting: str) -> None:
+@pytest.mark.parametrize("weighting", ["preference", "condition"])  # all of them: test_sft_job.py
+def test_a_run_learns_from_what_was_labelled(
+    local_ray: None, labelled: tuple[str, Path], tmp_path: Path, weighting: str
+) -> None:
+    task, folder = labelled
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     data, labels, out = tmp_path / "data", tmp_path / "labels.parquet", tmp_path / "run"
-    run_here("collect", task, "--episodes", "6", "--out", str(data))
-    label(data, labels)
     own = ["--sft.demonstrations", str(data), "--sft.labels", str(labels), "--sft.weighting", weighting]
     own += ["--policy.conditioned"] if weighting == "condition" else []
     often = "--eval.every-steps 1000 --eval.episodes 2 --track.log-every-steps 1".split()
