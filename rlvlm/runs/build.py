@@ -138,7 +138,7 @@ def algorithm_settings(
         make_judge: makes the judge's client in the asking process; None if no judge is used.
         make_engine: makes the client of a policy's sampling engine; None samples in the run's own process.
     """
-    settings = _BUILDERS[config.kind].settings(config, make_judge, make_engine)
+    settings = _SETTINGS[config.kind](config, make_judge, make_engine)
     return settings.debugging(seed=config.seed)
 
 
@@ -247,7 +247,7 @@ class Players:
 
 def open_players(config: RunConfig, checkpoint: Path) -> Players:
     """Opens the policy in a checkpoint's folder, and the players it is compared with."""
-    return _BUILDERS[config.kind].players(config, checkpoint)
+    return _PLAYERS[config.kind](config, checkpoint)
 
 
 def step_players(config: StepsRun, checkpoint: Path) -> Players:
@@ -336,16 +336,13 @@ def film_draw(config: RunConfig, draw: Draw) -> Iterator[Draw]:
         env.close()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Builder:
-    """Builders of one kind of run."""
-
-    settings: Callable[[Any, MakeJudge | None, MakeEngine | None], AlgorithmConfig]
-    players: Callable[[Any, Path], Players]
-
-
-_BUILDERS: Mapping[str, _Builder] = {
-    "steps": _Builder(settings=step_settings, players=step_players),
-    "turns": _Builder(settings=turn_settings, players=turn_players),
-    "chunks": _Builder(settings=chunk_settings, players=chunk_players),
+_SETTINGS: Mapping[str, Callable[[Any, MakeJudge | None, MakeEngine | None], AlgorithmConfig]] = {
+    "steps": step_settings,
+    "turns": turn_settings,
+    "chunks": chunk_settings,
+}
+_PLAYERS: Mapping[str, Callable[[Any, Path], Players]] = {
+    "steps": step_players,
+    "turns": turn_players,
+    "chunks": chunk_players,
 }
