@@ -37,9 +37,14 @@ NAMED_MODULE = re.compile(r"(rlvlm(?:\.\w+)+)\.?(?::\w*)?")
 """A string that names a module, or something in one: `rlvlm.envs.cartpole:CartPole`. It counts as an import."""
 
 
+@functools.lru_cache(maxsize=1)  # each file is asked about twice in a row
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def imported_names(source: str, *, strings: bool = True) -> Iterator[str]:
     """What a file imports, and what its strings name, attributes of modules included."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

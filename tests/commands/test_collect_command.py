@@ -107,6 +107,7 @@ def test_a_script_that_fails_is_no_teacher(tmp_path: Path, capsys: pytest.Captur
     assert "holds no chats" in box_words(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Path) -> None:
     source, out = str(tmp_path / "demos"), tmp_path / "out"
     assert run_command(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
@@ -138,6 +139,13 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
     assert parse_run(words, "rlvlm run").config.sft.start_from == str(out)  # pyright: ignore[reportOptionalMemberAccess]
 
 
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demos") / "number_line"
+    assert main(["collect", "number_line", "--episodes", "2", "--out", str(folder)]) == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -150,12 +158,11 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
         ("--job.shard", "job.shard needs job.num_workers >= 2"),
     ],
 )
-def test_a_job_without_sense_is_refused_before_it_starts(tmp_path: Path, options: str, message: str) -> None:
-    assert main(["collect", "number_line", "--episodes", "2", "--out", str(tmp_path / "demos")]) == 0
+def test_a_job_without_sense_is_refused_before_it_starts(
+    demos: Path, tmp_path: Path, options: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        run_command(
-            ["sft", "number_line", "--from", str(tmp_path / "demos"), "--out", str(tmp_path / "o"), *options.split()]
-        )
+        run_command(["sft", "number_line", "--from", str(demos), "--out", str(tmp_path / "o"), *options.split()])
     assert not (tmp_path / "o").exists()
 
 

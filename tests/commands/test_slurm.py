@@ -125,6 +125,7 @@ def test_a_mistake_is_told_before_anything_is_queued(
     assert not list(slurm.glob("*.sh"))
 
 
+@pytest.mark.slow
 def test_a_node_without_the_main_memory_of_a_large_policy_is_refused(
     slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
