@@ -64,7 +64,7 @@ class SFTConfig:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplySFTConfig(SFTConfig):
     """SFT of a policy with replies, which makes the demonstrated replies' tokens more likely. `start_from` is a folder
-    of `rlvlm sft`.
+    of `rlvlm sft`, or a checkpoint of a run.
     """
 
     turns: int = 256

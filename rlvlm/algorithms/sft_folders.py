@@ -1,7 +1,7 @@
-"""Folders of the supervised start of a policy with replies: demonstrations to learn from, and trained weights.
+"""Folders of the supervised start of a policy with replies: demonstrations to learn from, and `sft.json`.
 
-A folder of `rlvlm sft` contains the trained weights and, beside them, `sft.json`, which describes the training data,
-because weights alone do not.
+The latter stands beside the checkpoint in a folder of `rlvlm sft` and describes the training data, because weights
+alone do not.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from rlvlm.algorithms.checkpoint import write_tensors
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.core.disk import write_json
 from rlvlm.core.episodes import TokenEpisode
@@ -24,14 +21,9 @@ from rlvlm.demonstrations.records import to_token_episode
 from rlvlm.demonstrations.weighting import folder_weights
 from rlvlm.envs.config import EnvConfig, current_settings
 from rlvlm.envs.env import TurnEnv
-from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vlm.config import HEAD_OF_ACTS, PolicyConfig
 
-MANIFEST_FILE, BODY_FILE, HEADS_FILE = "sft.json", "body.safetensors", "heads.safetensors"
-"""File names: the description of the training data, the trained adapter (or all weights of the language model), and the
-heads."""
-
-
+MANIFEST_FILE = "sft.json"
 WEIGHT = "weight"
 """Name of a demonstrated turn's weight, among the extras of its episode, as in `Weights.rows`."""
 _WHICH_EPISODES = ("split", "deals", "episode_steps", "num_envs", "physics")
@@ -183,30 +175,3 @@ def load_demonstrations(
             "collect more with the same --env.split",
         )
     return kept
-
-
-def load_trained(policy: ReplyPolicy, folder: Path) -> None:
-    """Loads the weights of `save_trained` into `policy`.
-
-    Raises:
-        UsageError: there are none, or they belong to another policy.
-    """
-    try:
-        policy.load_trained_state(load_file(folder / BODY_FILE) | load_file(folder / HEADS_FILE))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UsageError(
-            f"{folder} holds no weights for this policy: {error}",
-            "make them with rlvlm sft and the same --policy options",
-        ) from error
-
-
-def save_trained(policy: ReplyPolicy, folder: Path) -> None:
-    """Writes the trained weights of `policy` into `folder`, with the heads in a separate file.
-
-    Raises:
-        OSError: writing failed.
-    """
-    state = {name: value.cpu().contiguous() for name, value in policy.trained_state().items()}
-    heads = {name: value for name, value in state.items() if name.startswith(("value_head.", "action_head."))}
-    write_tensors(heads, folder / HEADS_FILE)
-    write_tensors({name: value for name, value in state.items() if name not in heads}, folder / BODY_FILE)

@@ -1,7 +1,7 @@
 """The supervised start as a job of its own, `rlvlm sft`: a run's learners and imitation, without its rollouts.
 
 The job's folder contains its newest checkpoint in `algorithm/`, from which it resumes and a run may start; for a policy
-with replies also the files of `sft_folders`.
+with replies also `sft.json`, see `sft_folders`.
 """
 
 import time
@@ -23,7 +23,6 @@ from rlvlm.algorithms.policy_gradient.supervised_start import Lessons, gather
 from rlvlm.algorithms.sft_folders import (
     SFTManifest,
     read_sft_manifest,
-    save_trained,
     sft_manifest_of,
     write_sft_manifest,
 )
@@ -68,14 +67,10 @@ def run_sft(
         else:
             learners.local.watch(env)
             learners.local.log = log
-        is_of_turns = config.kind == "turns"
         lessons = gather(config, policy, env, log)
-        if is_of_turns:  # the checkpoint of a VLA itself says what its weights belong to
+        if config.kind == "turns":  # the checkpoint of a VLA itself says what its weights belong to
             _write_manifest(folder, sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names))
-        measured = _train(config, learners, policy, lessons, folder / CHECKPOINT, save_every, log)
-        if is_of_turns:
-            save_trained(policy, folder)
-        return measured
+        return _train(config, learners, policy, lessons, folder / CHECKPOINT, save_every, log)
     finally:
         group.shutdown()
 

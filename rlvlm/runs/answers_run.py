@@ -109,7 +109,10 @@ class AnswersRun(RunConfig):
         ]  # fmt: skip
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        return {"sft.demonstrations": (self.sft.demonstrations, "demonstrations.json")}
+        return {
+            "sft.demonstrations": (self.sft.demonstrations, "demonstrations.json"),
+            "sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors"),
+        }
 
     def check_objects(self) -> None:
         from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it

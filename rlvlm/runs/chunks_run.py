@@ -100,7 +100,6 @@ class ChunksRun(AnswersRun):
         own = {
             "policy.openvla.adapter": (self.policy.openvla.adapter, "adapter_config.json"),
             "policy.lerobot.adapter": (self.policy.lerobot.adapter, "adapter_config.json"),
-            "sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors"),
         }
         return super().folders() | own
 

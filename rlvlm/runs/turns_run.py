@@ -106,11 +106,7 @@ class TurnsRun(AnswersRun):
         return {"policy": (self.policy.device, self.policy.model, self.policy.revision)}
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        own = {
-            "policy.adapter": (self.policy.adapter, "adapter_config.json"),
-            "sft.start_from": (self.sft.start_from, "body.safetensors"),
-        }
-        return super().folders() | own
+        return super().folders() | {"policy.adapter": (self.policy.adapter, "adapter_config.json")}
 
     def notes(self) -> list[str]:
         is_scorer = self.asks_pocket_judge and self.judge.model in ("", "scorer")

@@ -2,17 +2,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_folders import (
-    BODY_FILE,
-    HEADS_FILE,
     check_sft_manifest,
     load_demonstrations,
-    load_trained,
     read_sft_manifest,
-    save_trained,
     sft_manifest_of,
     write_sft_manifest,
 )
@@ -21,31 +16,6 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
-from tests.tiny_policy import tiny_policy
-
-
-def test_what_was_trained_goes_into_two_files_and_back(tmp_path: Path):
-    taught, fresh = (tiny_policy(tmp_path / name) for name in "ab")
-    with torch.no_grad():
-        for parameter in taught.parameters():
-            parameter.add_(0.1)
-    save_trained(taught, tmp_path)
-    load_trained(fresh, tmp_path)
-    for name, value in taught.trained_state().items():
-        assert torch.equal(value, fresh.trained_state()[name]), name
-    assert (tmp_path / BODY_FILE).stat().st_size > (tmp_path / HEADS_FILE).stat().st_size
-
-
-def test_weights_of_another_policy_are_refused(tmp_path: Path):
-    save_trained(tiny_policy(tmp_path / "a"), tmp_path)
-    other = tiny_policy(tmp_path / "b", config=PolicyConfig(learns="lora", lora_rank=4))
-    with pytest.raises(UsageError, match="holds no weights for this policy"):
-        load_trained(other, tmp_path)
-    with pytest.raises(UsageError, match="holds no weights for this policy"):
-        load_trained(other, tmp_path / "nowhere")
-    (tmp_path / BODY_FILE).write_bytes(b"torn")
-    with pytest.raises(UsageError, match="holds no weights for this policy"):
-        load_trained(other, tmp_path)
 
 
 def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):

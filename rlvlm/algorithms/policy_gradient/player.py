@@ -197,7 +197,7 @@ def load_vlm(policy: ReplyPolicy, folder: Path) -> None:
         CorruptCheckpoint: a file is missing, has changed since it was written, or contains another kind of policy.
     """
     file = load_policy_file(folder, VLM_KIND)
-    with corrupt_if_unreadable(folder, _PLAYABLE, "use a checkpoint of this run, with its own config"):
+    with corrupt_if_unreadable(folder, _PLAYABLE, "use a checkpoint made with the same --policy options"):
         policy.load_trained_state(file.weights)
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
-from rlvlm.algorithms.policy_gradient.player import take_vla
+from rlvlm.algorithms.policy_gradient.player import load_vlm, take_vla
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import read_demonstrations
-from rlvlm.algorithms.sft_folders import WEIGHT, check_sft_manifest, load_demonstrations, load_trained, sft_manifest_of
+from rlvlm.algorithms.sft_folders import WEIGHT, check_sft_manifest, load_demonstrations, sft_manifest_of
 from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
@@ -77,7 +77,7 @@ def start(
         else:
             wanted = sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names)
             check_sft_manifest(folder, wanted, log)
-            load_trained(policy, folder)
+            load_vlm(policy, folder / "algorithm")
         return {}, ()
     if config.kind == "chunks" and policy.comes_trained and not config.sft.demonstrations:
         return {}, ()
