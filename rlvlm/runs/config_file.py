@@ -21,6 +21,7 @@ _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
 _GONE: Mapping[str, Any] = {
     "algo.advantage.chunk_share": 1.0,
     "algo.random_hold": 0.5,
+    "policy.pooling": "last",
     "policy.smolvla.patches": "exact",
 }
 """Removed settings of an earlier 0.2, with the values that equal today's behaviour."""

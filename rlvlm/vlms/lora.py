@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.checks import check_least, check_positive
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.vlms.files import folder_digest
@@ -35,15 +35,12 @@ class LoraConfig:
     """Inner size of the two matrices of each adapted layer, >= 1."""
     alpha: float = 64.0
     """Scale of the adapter's output, which is multiplied by alpha / rank."""
-    dropout: float = 0.0
-    """Share of inputs dropped in training, in [0, 1)."""
     targets: str = "all-linear"
     """Layers to adapt: `all-linear`, or a regular expression on their full names."""
 
     def __post_init__(self) -> None:
         check_least(self, "", 1, "rank")
         check_positive(self, "", "alpha")
-        check_interval(self, "", "[0, 1)", "dropout")
 
 
 def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
@@ -58,7 +55,6 @@ def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType] - PEFT divides it, any number will do
-        lora_dropout=config.dropout,
         target_modules=config.targets,
     )
     return _wrapped(model, settings)

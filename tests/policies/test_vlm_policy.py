@@ -62,18 +62,6 @@ def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
         torch.testing.assert_close(policy.values(obs.at([row]))[0], single.values[0], atol=1e-4, rtol=1e-4)
 
 
-def test_the_image_and_every_earlier_token_matter(policy: VLMPolicy) -> None:
-    obs, (reply_ids,), _ = sample(policy, 1)
-    base = policy.read(obs, [reply_ids]).log_probs.detach()
-    assert obs.images == (b"image 0",)
-    moved = policy.read(dataclasses.replace(obs, images=(b"image 1",)), [reply_ids]).log_probs.detach()
-    assert (base - moved).abs().max() > 1e-6
-    ids = reply_ids.copy()
-    ids[0] = ids[0] + 1 if ids[0] + 1 < 200 else 0
-    changed = policy.read(obs, [ids]).log_probs.detach()
-    assert (base - changed)[0, 1:].abs().max() > 1e-6
-
-
 def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> None:
     policy.zero_grad()
     read = policy.read(*sample(policy)[:2], with_entropies=True)
@@ -127,9 +115,8 @@ def test_demonstrations_end_as_replies_do(policy: VLMPolicy) -> None:
         policy.write("a<|im_end|>b")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path, pooling) -> None:
-    config = PolicyConfig(learns="all", head="actions", pooling=pooling)
+def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path) -> None:
+    config = PolicyConfig(learns="all", head="actions")
     policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
     engine = PolicyEngine(policy)
     obs, seeds = requests(8)

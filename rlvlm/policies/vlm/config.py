@@ -49,8 +49,6 @@ class PolicyConfig(VLMConfig):
     the env and `settings`."""
     settings: dict[str, str] = field(default_factory=dict)
     """Settings of a network of your own, names and values alternating, e.g. `--policy.settings width 64`."""
-    pooling: Literal["mean", "last"] = "last"
-    """Input of an action head: the mean over all tokens of the prompt, or its last token."""
     head_width: int = 256
     """Hidden units of the value head and of the action head."""
     learns: Literal["auto", "all", "lora"] = "auto"

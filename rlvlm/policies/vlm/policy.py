@@ -357,15 +357,8 @@ class VLMPolicy(ReplyPolicy):
             padded: the batch.
         """
         assert self.action_head is not None, "asked of policies with an action head"
-        prompts = hidden[:, : padded.prompt_length]
-        if self.config.pooling == "last":  # it has attended to all tokens before
-            pooled = prompts[:, -1]
-        elif padded.attention is None:
-            pooled = prompts.mean(1)
-        else:
-            weights = padded.attention[:, : padded.prompt_length, None].to(hidden.dtype)
-            pooled = (prompts * weights).sum(1) / weights.sum(1)
-        return self.action_head(pooled.float()).log_softmax(-1)
+        last = hidden[:, padded.prompt_length - 1]  # it has attended to all tokens before
+        return self.action_head(last.float()).log_softmax(-1)
 
     def _scenes(self, hidden: Tensor, padded: Padded) -> Tensor:
         """Returns [B, D], the mean over the image's tokens."""
