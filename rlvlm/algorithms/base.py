@@ -412,6 +412,10 @@ class BaseAlgorithm(Algorithm):
 class BaseRunner(EnvRunner):
     """An env runner that receives policy, settings and random numbers with each of our calls.
 
+    A runner group calls `sample(**turn)`, in the learner's process, or `act(values=..., **turn)` with the weights of
+    the policy, in actors; `begin(restart)` for new episodes; and `save_tree` and `load_tree`, because RLlib passes
+    weights to `set_state`.
+
     Args:
         config: config of the algorithm.
         worker_index: 0 in the learner's process, from 1 on elsewhere; RLlib passes it, and more that is unused.

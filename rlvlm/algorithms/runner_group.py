@@ -9,7 +9,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import ray
@@ -27,42 +27,16 @@ _MAX_EMPTY_TURNS = 5
 
 Sample = TypeVar("Sample")
 """Result of a turn; each algorithm has its own type."""
-Sampled = TypeVar("Sampled", covariant=True)
-
-
-class Runner(Protocol[Sampled]):
-    """Methods that a runner group needs of an env runner, besides RLlib's."""
-
-    worker_index: int
-    """0 in the learner's process, from 1 on elsewhere."""
-
-    def sample(self, **turn: Any) -> Sampled:
-        """Acts for a turn with its present policy."""
-        ...
-
-    def act(self, *, values: NDArray[Any], **turn: Any) -> Sampled:
-        """Acts like `sample` with the policy whose weights are `values`; for actors."""
-        ...
-
-    def begin(self, restart: int) -> None:
-        """Begins new envs at their first episodes, with random numbers that no other runner or restart has."""
-        ...
-
-    def save_tree(self) -> dict[str, Any]:
-        """Returns envs, running episodes and generators. Not `get_state`: RLlib passes weights to `set_state`."""
-        ...
-
-    def load_tree(self, tree: dict[str, Any]) -> None: ...
 
 
 class LocalRunnerGroup(Generic[Sample]):
     """The runner of this process, which acts with the policy in training: nothing is sent.
 
     Args:
-        runner: RLlib's local runner, which has the learner's policy.
+        runner: RLlib's local runner, a `BaseRunner` that has the learner's policy.
     """
 
-    def __init__(self, runner: Runner[Sample]) -> None:
+    def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._turn: Mapping[str, Any] = {}
 
@@ -103,7 +77,7 @@ class RemoteRunnerGroup(Generic[Sample]):
 
     Args:
         group: RLlib's group with at least one remote runner and no local one.
-        weights: returns the policy's present weights, in the form of `Runner.act`.
+        weights: returns the policy's present weights, in the form of the runners' `act`.
         join: joins the samples of several runners, in order.
         max_still_s: time without a step or a chunk after which a runner counts as hung; None: no limit.
         revival_s: maximum wait for a runner when all are lost, seconds.
@@ -132,7 +106,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         """Makes every runner act the turn; returns at once.
 
         Args:
-            turn: arguments of `Runner.act`.
+            turn: arguments of the runners' `act`.
             values: weights of the acting policy, in Ray's object store; None: the present ones.
         """
         # copied, because the learner changes the weights while the turn is acted

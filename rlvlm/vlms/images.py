@@ -25,7 +25,7 @@ def can_replace(image_processor: Any) -> bool:
 
 
 def process(images: Sequence[NDArray[np.uint8]], image_processor: Any) -> dict[str, torch.Tensor]:
-    """Returns processes images as `image_processor(images=images)` does.
+    """Processes images as `image_processor(images=images)` does.
 
     Args:
         images: each [H, W, 3] uint8.

@@ -45,7 +45,7 @@ from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor
 from rlvlm.algorithms.policy_gradient.player import policy_file
-from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured, preflight
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
 from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
@@ -173,9 +173,8 @@ class PolicyGradient(BaseAlgorithm):
         """
         if self._is_prepared:
             return self.rollouts.can_act
-        found = preflight(
-            self._labeller, self.config.task, self.config.env_settings, self.config.reward,
-            self.config.algo.advantage, self.config.seed, self.config.goal,
+        found = self._labeller.preflight(
+            self.config.task, self.config.env_settings, self.config.algo.advantage, self.config.seed,
             lambda: self._make_scorer(partial(_without_memory, self.config.make_judge), remembers=False), log,
         )  # fmt: skip
         self._stats.note(found)
@@ -413,7 +412,6 @@ class PolicyGradientAlgorithmConfig(TokenConfig):
 
 def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: int) -> None:
     """Raises unless every turn of `episodes` was sampled with weights at most `staleness` updates older than `version`.
-
 
     Raises:
         RunError: a turn was sampled with other weights.

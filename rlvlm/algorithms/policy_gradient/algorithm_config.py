@@ -10,8 +10,7 @@ from rlvlm.algorithms.learners import check_learners, own_learner_gpu, use_assig
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.policy_module import PolicyModule
+from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.turns import TurnRunner
 from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.steps import Frames

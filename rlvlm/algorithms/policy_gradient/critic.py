@@ -33,10 +33,10 @@ _WEIGHT_DECAY = 1e-3
 class Critic(Stateful):
     """Predicts an episode's score before each of its chunks.
 
-    config: sizes and step sizes.
+    Args:
+        config: sizes and step sizes.
         env: env of the task.
         seed: seed of weights and minibatches.
-        seed: of weights and minibatches.
 
     Raises:
         UsageError: the env's snapshots refer to images, and do not contain its state.

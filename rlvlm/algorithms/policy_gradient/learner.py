@@ -16,6 +16,7 @@ import numpy as np
 import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
 from rlvlm.algorithms.learners import ManualLearner, all_reduce, check_weights
@@ -31,6 +32,7 @@ from rlvlm.algorithms.sft_replies import held_out_loss
 from rlvlm.algorithms.sharding import (
     at_hand,
     fetch_bucket,
+    gathered,
     is_sharded,
     load_optimizer_tree,
     local,
@@ -48,7 +50,7 @@ from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.devices import free_gpu, gpu_id, repeatable
-from rlvlm.vlms.skeleton import skeleton_of
+from rlvlm.vlms.skeleton import skeleton_of, skeletons
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,38 @@ _LR_FACTOR = 1.3
 """Factor by which the step size changes after an update that moved the policy too little or too far."""
 _LR_RANGE = (1e-3, 10.0)
 """Bounds of the step size, in units of the initial one."""
+
+
+class PolicyModule(TorchRLModule):
+    """A `Policy` as an RLlib module: trained weights are sent and saved, a frozen base is not.
+
+    `model_config` contains `make_policy`, and `is_sharded`: whether learners shard the policy, which then has no
+    weights until they have.
+    """
+
+    policy: Any
+
+    def setup(self) -> None:
+        """Builds the policy; RLlib calls it once."""
+        with skeletons(self.model_config.get("is_sharded", False)):
+            self.policy = self.model_config["make_policy"]()
+
+    def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
+        """Returns the trained weights, as float32 arrays by name; RLlib's own method would copy a frozen base too.
+
+        If sharded, it only works when all learners are asked at once, which RLlib does not do once they play; before
+        that it returns nothing.
+        """
+        state = {} if any(parameter.is_meta for parameter in self.policy.parameters()) else self.policy.trained_state()
+        return {name: gathered(value).float().numpy().copy() for name, value in state.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned.
+
+        Raises:
+            ValueError: the weights are of another policy.
+        """
+        self.policy.load_trained_state({name: torch.tensor(np.asarray(value)) for name, value in state.items()})
 
 
 class TokenLearner(ManualLearner):

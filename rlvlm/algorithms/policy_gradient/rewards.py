@@ -151,6 +151,66 @@ class RewardLabeller:
             self._novelty.learn([episode for episode in episodes if episode.is_over])
         return labelled
 
+    def preflight(
+        self,
+        task: str,
+        env: EnvConfig,
+        advantage: AdvantageConfig,
+        seed: int,
+        make_forgetful: Callable[[], Scorer],
+        log: Callable[[str], None],
+    ) -> dict[str, float]:
+        """Tests the judge on known items, and its repeatability if its noise is to be measured.
+
+        Args:
+            task: task from whose bench a small sample is drawn.
+            env: env settings of the run.
+            advantage: whether noise is measured.
+            seed: seed of the run.
+            make_forgetful: makes the same judge without a memory, which answers the same question anew each time.
+            log: receives messages about progress.
+
+        Returns:
+            Figures, by names in `rlvlm.core.metrics`; empty if no scorer is asked, or nothing is known.
+
+        Raises:
+            JudgeRefused: the judge cannot tell them apart.
+            UsageError: a threshold is to be calibrated, or noise measured, and no episodes are known.
+        """
+        reward = self._config
+        is_measured = reward.scores and advantage.scorer_noise == "measured"
+        count = reward.monitor.preflight if reward.asks_judge or is_measured else 0
+        if not count:
+            return {}
+        kind = "turns" if reward.rates_turns else "episodes"
+        made = known_items(scored_suite(task, count), env, reward.frame_px, seed, reward.rates_turns, self._goal)
+        made.close()  # the run's own viewer draws
+        if not made.items:
+            unknown = "the task has no expert or script that succeeds and fails"
+            if reward.threshold == "calibrated":
+                raise UsageError(
+                    f"nothing calibrates the threshold: {unknown}", "--reward.threshold with a number, or None"
+                )
+            if is_measured:
+                fix = "--algo.advantage.scorer-noise with a number"
+                raise UsageError(f"nothing to measure the judge's noise on: {unknown}", fix)
+            log(f"the judge is not tried on known {kind}: {unknown}")
+            return {}
+        found: dict[str, float] = {}
+        if reward.asks_judge:
+            num_known = sum(item.source < 0 for item in made.items)  # controls are made from some of these
+            log(f"trying the judge on {num_known} {kind} whose worth is known")
+            found |= self.preflight_on(made, seed, log)
+        if is_measured:
+            known = [scoring_item(item, reward.num_frames, env.draw_path) for item in made.items if item.source < 0]
+            log(f"having {len(known)} {kind} scored twice")
+            noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = self.measure_noise(known, make_forgetful())
+            log(
+                f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
+                f"above {advantage.noise_factor * noise:.3f} teach nothing"
+            )
+        return found
+
     def preflight_on(self, made: TaskItems, seed: int, log: Callable[[str], None]) -> dict[str, float]:
         """Returns how well the judge distinguishes known items, by names in `rlvlm.core.metrics`; sets the threshold if
         it is to be calibrated, and the monitor's success threshold unless the user has set it.
@@ -460,71 +520,6 @@ def scoring_item(item: Item, num_frames: int, draws_path: bool = False) -> Scori
         is_success=item.success,
         progress=item.truth[0],
     )
-
-
-def preflight(  # noqa: PLR0913 - all of them parts of a run
-    labeller: RewardLabeller,
-    task: str,
-    env: EnvConfig,
-    reward: TurnRewardConfig,
-    advantage: AdvantageConfig,
-    seed: int,
-    goal: str,
-    make_forgetful: Callable[[], Scorer],
-    log: Callable[[str], None],
-) -> dict[str, float]:
-    """Tests the judge on known items, and its repeatability if its noise is to be measured.
-
-    Args:
-        labeller: labeller of the run, in which a calibrated threshold is set.
-        task: task from whose bench a small sample is drawn.
-        env: env settings of the run.
-        reward: number of items, and of frames.
-        advantage: whether noise is measured.
-        seed: of the run.
-        goal: as of `RewardLabeller`.
-        make_forgetful: makes the same judge without a memory, which answers the same question anew each time.
-        log: takes a line on what is being done now.
-
-    Returns:
-        Figures, by names in `rlvlm.core.metrics`; empty where no scorer is asked, or nothing is known.
-
-    Raises:
-        JudgeRefused: the judge cannot tell them apart.
-        UsageError: a threshold is to be calibrated, or noise measured, and no episodes are known.
-    """
-    is_measured = reward.scores and advantage.scorer_noise == "measured"
-    count = reward.monitor.preflight if reward.asks_judge or is_measured else 0
-    if not count:
-        return {}
-    kind = "turns" if reward.rates_turns else "episodes"
-    made = known_items(scored_suite(task, count), env, reward.frame_px, seed, reward.rates_turns, goal)
-    made.close()  # the run's own viewer draws
-    if not made.items:
-        unknown = "the task has no expert or script that succeeds and fails"
-        if reward.threshold == "calibrated":
-            raise UsageError(
-                f"nothing calibrates the threshold: {unknown}", "--reward.threshold with a number, or None"
-            )
-        if is_measured:
-            fix = "--algo.advantage.scorer-noise with a number"
-            raise UsageError(f"nothing to measure the judge's noise on: {unknown}", fix)
-        log(f"the judge is not tried on known {kind}: {unknown}")
-        return {}
-    found: dict[str, float] = {}
-    if reward.asks_judge:
-        num_known = sum(item.source < 0 for item in made.items)  # controls are made from some of these
-        log(f"trying the judge on {num_known} {kind} whose worth is known")
-        found |= labeller.preflight_on(made, seed, log)
-    if is_measured:
-        known = [scoring_item(item, reward.num_frames, env.draw_path) for item in made.items if item.source < 0]
-        log(f"having {len(known)} {kind} scored twice")
-        noise = found[metrics.JUDGE_PREFLIGHT_NOISE] = labeller.measure_noise(known, make_forgetful())
-        log(
-            f"an episode's score has a standard deviation of {noise:.3f}: groups whose own is not "
-            f"above {advantage.noise_factor * noise:.3f} teach nothing"
-        )
-    return found
 
 
 def flip_if_configured(frames: Frames, reward: TurnRewardConfig) -> Frames:

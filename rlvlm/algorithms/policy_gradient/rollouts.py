@@ -50,7 +50,7 @@ class TurnRollouts:
         algo, runner = config.algo, runner_group.local_env_runner
         assert isinstance(runner, TurnRunner), "what the config names"
         self._runner = runner
-        self.group: Any = LocalRunnerGroup(runner)  # pyright: ignore[reportArgumentType] - sampled here, saved as a group
+        self.group: Any = LocalRunnerGroup(runner)  # sampled here, saved as a group
         self.engine: Engine | None = self._make_engine()
         self.bucket_bytes = self.engine.bucket_bytes
         runner.actor = Actor(self.engine, algo.max_reply_tokens, algo.temperature)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,32 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlvlm.core.episodes import Observations
-from rlvlm.core.steps import Frames
 from rlvlm.envs.env import ChunkEnv
 
 _SCENES_PER_CHUNK = 2
 """Number of rearranged scenes in a gradient step, for each of its demonstrated chunks."""
-
-
-class PredictsOffsets(Protocol):
-    """A VLA that can predict offsets; inputs are those of its `forward`."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        ...
-
-    def shown_inputs(
-        self, env: ChunkEnv, obs: Observations, images: Frames | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-    def forward_with_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output of `forward`, and [B, W], the offsets."""
-        ...
-
-    def predict_offsets(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Tensor:
-        """Returns [B, W], the offsets only."""
-        ...
 
 
 class OffsetLoss:
@@ -47,7 +25,7 @@ class OffsetLoss:
     hand's position, and fails when the hand is elsewhere. Rearranged scenes teach it to look.
 
     Args:
-        policy: policy that predicts offsets.
+        policy: a `VLAPolicy` with `predict_offsets`, which returns [B, W] for such inputs as `shown_inputs` gives.
         env: draws its images.
         shown: [N] demonstrated moments.
         begins: [E] indices of each episode's first moment.
@@ -61,7 +39,7 @@ class OffsetLoss:
 
     def __init__(
         self,
-        policy: PredictsOffsets,
+        policy: Any,
         env: ChunkEnv,
         shown: Observations,
         begins: NDArray[np.intp],
@@ -109,6 +87,6 @@ def augment_scenes(
     return replace(shown.at(moments), snapshots=scenes, images=())
 
 
-def _true(policy: PredictsOffsets, env: ChunkEnv, obs: Observations) -> Tensor:
+def _true(policy: Any, env: ChunkEnv, obs: Observations) -> Tensor:
     """Returns [N, W], `ChunkEnv.offsets` at the N moments of `obs`, on the policy's device."""
     return torch.from_numpy(env.offsets(obs.snapshots)).to(policy.device)

@@ -4,7 +4,7 @@ Source: Kim et al. 2024, arXiv:2406.09246 (OpenVLA); 2025, arXiv:2502.19645 (Ope
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.protocol import Imitation, Prediction
-from rlvlm.policies.vla.offsets import OffsetLoss, PredictsOffsets
+from rlvlm.policies.vla.offsets import OffsetLoss
 from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, VLAPolicy
 from rlvlm.policies.vla.tokens import (
     NUM_BINS,
@@ -156,8 +156,7 @@ class TokenVLA(VLAPolicy):
         images, token_ids, proprio = self.shown_inputs(env, shown.obs, shown.images)
         offsets = None
         if self.predicts_offsets and shown.images is None:
-            net = cast(PredictsOffsets, self)
-            offsets = OffsetLoss(net, env, shown.obs, shown.begins, sft.scenes, rng, log)
+            offsets = OffsetLoss(self, env, shown.obs, shown.begins, sft.scenes, rng, log)
         elif self.predicts_offsets:
             log("the demonstrations keep images and no states: the policy does not learn to predict offsets from them")
 

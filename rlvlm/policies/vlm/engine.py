@@ -105,11 +105,9 @@ class PolicyEngine(Engine):
         self.version = weights
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
-        """Returns the indices of `images` that must be shown before they can be used."""
         return self.policy.images.missing(images)
 
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
-        """Encodes `frames` [N, H, W, 3] and stores them under the keys `images`."""
         self.policy.show(images, frames)
 
     def reply(

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.core.episodes import IntArray
+from rlvlm.core.episodes import IntArray, SampledReply
 from rlvlm.core.errors import ModelUnavailable, UsageError, first_line
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.pocket.models import weights_folder
@@ -49,18 +49,6 @@ class TokenRules:
     """Token ids that must not be sampled."""
     image_id: int
     """Token id of a visual token's placeholder."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampledTokens:
-    """A sampled reply."""
-
-    ids: IntArray
-    """[N] token ids, including the end-of-turn token if it was reached."""
-    log_probs: FloatArray
-    """[N] log-probs at sampling."""
-    is_complete: bool
-    """Whether the reply ended by itself; False if it was cut."""
 
 
 class VllmSampler:
@@ -196,8 +184,8 @@ class VllmSampler:
     async def sample(
         self, prompt_ids: IntArray, frame: Frames, rules: TokenRules, sampling: ReplySampling, *,
         seed: int, version: int,
-    ) -> SampledTokens:  # fmt: skip
-        """Samples one reply.
+    ) -> SampledReply:  # fmt: skip
+        """Samples one reply, whose ids include the end-of-turn token if it was reached; it has neither text nor value.
 
         Args:
             prompt_ids: [P] the whole prompt, image tokens expanded.
@@ -225,7 +213,7 @@ class VllmSampler:
             raise ModelUnavailable("vLLM wrote a token that is none of a reply's", "report this: it must not happen")
         log_probs = [row[token].logprob for row, token in zip(written.logprobs, ids.tolist(), strict=True)]
         is_complete = bool(len(ids)) and int(ids[-1]) == rules.stop_id
-        return SampledTokens(ids=ids, log_probs=np.array(log_probs, np.float32), is_complete=is_complete)
+        return SampledReply(answer={"ids": ids}, log_probs=np.array(log_probs, np.float32), is_complete=is_complete)
 
     async def read(
         self, prompt_ids: IntArray, reply_ids: IntArray, frame: Frames, rules: TokenRules, version: int

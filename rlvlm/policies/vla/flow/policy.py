@@ -6,7 +6,7 @@ are kept per element, and the loss (`algo.loss.ratio`) combines them to a ratio.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from rlvlm.policies.vla.flow.kernels import (
     training_times,
 )
 from rlvlm.policies.vla.flow.scale import Scale, read_scales, write_scales
-from rlvlm.policies.vla.offsets import OffsetLoss, PredictsOffsets
+from rlvlm.policies.vla.offsets import OffsetLoss
 from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, VLAPolicy
 
 
@@ -267,7 +267,7 @@ class FlowPolicy(VLAPolicy):
         images, token_ids, proprio = self.normalised(*self.shown_inputs(env, shown.obs, shown.images))
         offsets = None
         if network.predicts_offsets and shown.images is None:
-            offsets = OffsetLoss(cast(PredictsOffsets, self), env, shown.obs, shown.begins, sft.scenes, rng, log)
+            offsets = OffsetLoss(self, env, shown.obs, shown.begins, sft.scenes, rng, log)
 
         def loss(rows: Tensor, weights: Tensor | None) -> Tensor:
             cache, total = (
