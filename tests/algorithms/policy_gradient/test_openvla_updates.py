@@ -1,7 +1,6 @@
 """GRPO of an OpenVLA-OFT checkpoint: it starts as it comes, an adapter learns, and checkpoints hold nothing else."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +8,8 @@ import torch
 
 from rlvlm.algorithms.checkpoint import load_policy_file
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner, ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import LossConfig, chunk_defaults
-from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
+from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
@@ -20,6 +18,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.test_learner import sample
+from tests.algorithms.policy_gradient.tiny_runs import learner_of
 from tests.tiny_openvla import write_openvla
 
 WORLD = ChunkEnvConfig(episode_steps=16)
@@ -30,9 +29,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_openvla(tmp_path_factory.mktemp("openvla"))
 
 
-def settings(checkpoint: Path, **algo: Any) -> PolicyGradientAlgorithmConfig:
+def settings(checkpoint: Path) -> PolicyGradientAlgorithmConfig:
     policy = VLAConfig(model=str(checkpoint), openvla=OpenVLAConfig(image_px=40, lora_rank=2))
-    chosen = {"warm_up": 0, "lr": 1e-2, "temperature": 1.6, "rounds": 1, "groups": 2, "group_size": 4, **algo}
+    chosen = {"warm_up": 0, "lr": 1e-2, "temperature": 1.6, "rounds": 1, "groups": 2, "group_size": 4}
     return (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())
         .envs(task="push_block", env_settings=WORLD)
@@ -43,20 +42,9 @@ def settings(checkpoint: Path, **algo: Any) -> PolicyGradientAlgorithmConfig:
     )
 
 
-def make(checkpoint: Path, **algo: Any) -> tuple[TokenLearner, ChunkRunner]:
-    config = settings(checkpoint, **algo)
-    runner = ChunkRunner(config=config)
-    torch.manual_seed(0)
-    learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
-    learner.build()
-    learner.watch(runner.chunk_env)
-    learner.begin()
-    return learner, runner
-
-
 @pytest.mark.slow
 def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint: Path) -> None:
-    learner, runner = make(checkpoint)
+    learner, runner = learner_of(settings(checkpoint))
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
     learner.learn(sample(learner, runner), 0.0)
     assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
@@ -64,36 +52,10 @@ def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoin
     assert moved and all("lora_" in name for name in moved)
     tree = learner.save_tree()
     assert set(tree["trained"]) == {name for name in before if "lora_" in name}
-    other, _ = make(checkpoint)
+    other, _ = learner_of(settings(checkpoint))
     other.load_tree(tree)
     for name, value in learner.policy.named_parameters():
         assert torch.equal(value, dict(other.policy.named_parameters())[name]), name
-
-
-@pytest.mark.slow
-def test_kl_is_charged_to_the_start_of_which_only_the_adapter_is_kept(checkpoint: Path) -> None:
-    learner, runner = make(checkpoint, loss=LossConfig(average="trajectory", kl_weight=0.1))
-    assert all("lora_" in name for name in learner.batches.start), "what does not learn is not copied"
-    episodes = sample(learner, runner)
-    before = learner.batches.make(episodes).reference
-    learner.learn(episodes, 0.0)
-    after = learner.batches.make(episodes).reference
-    assert before is not None and after is not None
-    torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_rows_a_few_at_a_time_have_the_gradient_of_all_at_once(checkpoint: Path) -> None:
-    gradients = []
-    for size in (0, 3):
-        learner, runner = make(checkpoint, minibatches=1, kl_target=None, microbatch_turns=size)
-        batch = learner.batches.make(sample(learner, runner))
-        learner.gradients.backward(batch, torch.arange(len(batch.answers)), learner.parameters, 0)
-        grads = {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
-        gradients.append(grads)
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.ray

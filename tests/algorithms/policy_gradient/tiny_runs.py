@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
+from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, PolicyGradientConfig, chunk_defaults
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import task_env
@@ -45,6 +49,17 @@ def chunk_config(
         .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
         .debugging(seed=seed)
     )
+
+
+def learner_of(config: PolicyGradientAlgorithmConfig) -> tuple[TokenLearner, ChunkRunner]:
+    """A learner in chunks that has begun, and a runner without a policy, both of this process."""
+    runner = ChunkRunner(config=config)
+    torch.manual_seed(config.seed or 0)
+    learner = TokenLearner(config=config, module_spec=config.get_multi_rl_module_spec(spaces=runner.get_spaces()))
+    learner.build()
+    learner.watch(runner.chunk_env)
+    learner.begin()
+    return learner, runner
 
 
 def policy_config(folder: Path | str, **settings: Any) -> PolicyConfig:

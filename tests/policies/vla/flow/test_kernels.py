@@ -96,24 +96,6 @@ def test_the_moments_of_a_gaussian_are_those_of_the_recursion(kernel: str, num_s
         assert found[0] == pytest.approx(TARGET["m"], abs=1e-6), "the mean is exact at every K"
 
 
-@pytest.mark.parametrize(("correction", "std"), [(0.0, 0.375), (-1.0, 0.952)])
-def test_an_sde_without_the_right_correction_is_found_out(correction: float, std: float) -> None:
-    wrong = oracle.final_moments("sde", 1_000, 0.5, **TARGET, correction=correction)
-    assert wrong[1] == pytest.approx(std, abs=6e-4)
-    assert abs(final_moments(gaussian("sde", 1_000, 0.5))[1] - wrong[1]) > 0.15
-
-
-@pytest.mark.parametrize("kernel", ["ode", "sde"])
-def test_samples_are_distributed_as_the_target(kernel: str) -> None:
-    num = 2_000
-    draw = draws((num, 1, 1), seed=4)
-    actions = gaussian(kernel, 100, 0.5).sample(draw(), ALL.expand(num, 100, 1, 1), draw).states[:, -1]
-    ranked = Normal(TARGET["m"], TARGET["s0"]).cdf(actions.flatten()).sort().values
-    below = torch.arange(num) / num
-    distance = torch.maximum((ranked - below).abs(), (ranked - below - 1 / num).abs()).max()
-    assert distance < 0.036  # the 1 % line of Kolmogorov and Smirnov
-
-
 def test_ten_steps_sampled_have_the_recursions_moments() -> None:
     num = 20_000
     draw = draws((num, 1, 1))
@@ -280,27 +262,6 @@ def test_which_steps_are_noisy(which: str, ignore_last: bool, shares: list[float
     assert steps.float().mean(dim=0).tolist() == pytest.approx(shares, abs=0.04)
     if which == "one":
         assert (steps.sum(dim=1) == 1).all()
-
-
-def two_modes(kernel: str) -> Denoiser:
-    """Denoises to equal parts of N(-1, .1^2) and N(1, .1^2)."""
-
-    def velocity(x: Tensor, t: Tensor) -> Tensor:
-        t = t[:, None, None]
-        std = (t.square() + (1 - t).square() * 0.01).sqrt()
-        p_right = torch.sigmoid(Normal((1 - t), std).log_prob(x) - Normal(-(1 - t), std).log_prob(x))
-        left, right = (oracle.velocity(x, t, m, 0.1) for m in (-1.0, 1.0))
-        return p_right * right + (1 - p_right) * left
-
-    return Denoiser(velocity=velocity, noise=lambda x, t: torch.tensor(0.7), kernel=KERNELS[kernel], num_steps=20)
-
-
-def test_noise_reaches_the_other_mode_and_the_ode_alone_does_not() -> None:
-    start, is_noisy = torch.full((500, 1, 1), 0.3), ALL.expand(500, 20, 1, 1)
-    ends = {name: two_modes(name).sample(start, is_noisy, draws((500, 1, 1))).states[:, -1] for name in ("ode", "sde")}
-    assert (ends["ode"] > 0).all()
-    assert 0.1 < (ends["sde"] < 0).float().mean() < 0.6
-    assert ((ends["sde"].abs() - 1).abs() < 0.5).float().mean() > 0.99, "and stops nowhere between them"
 
 
 @pytest.mark.parametrize("kernel", NOISY)

@@ -299,44 +299,6 @@ def test_sizes_are_those_of_the_published_three_billion(folder: Path, tmp_path: 
     assert parts == PUBLISHED_PARAMETERS[kind_of(folder)]
 
 
-def test_who_sees_whom(folder: Path) -> None:
-    """Steps see those before them, real dimensions padded ones, and no row another's filling."""
-    loaded = load(folder)
-    noise, times = torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])
-    with torch.no_grad():
-        cache = loaded.network.prefix(*observed(loaded))
-        together = loaded.network.velocity(cache, noise, times)
-        later, padded = noise.clone(), noise.clone()
-        later[:, -1], padded[:, :, 3:] = 0, 0
-        changed = (loaded.network.velocity(cache, later, times) - together).abs().amax(dim=(0, 2))
-        assert changed[:-1].max() == 0 and changed[-1] > 0.01
-        assert (loaded.network.velocity(cache, padded, times) - together)[..., :3].abs().max() > 0.01
-        for row in range(3):
-            alone = velocity(loaded, slice(row, row + 1))
-            torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("folder", ["pi0", "pi05"], indirect=True)
-def test_who_sees_whom_in_pi0(folder: Path) -> None:
-    """Every step sees the others, and no row another's filling; pi0's state sees no action."""
-    loaded = load(folder)
-    noise, times = torch.from_numpy(inputs()["noise"]), torch.tensor([1.0, 0.5, 0.1])
-    with torch.no_grad():
-        cache = loaded.network.prefix(*observed(loaded))
-        together = loaded.network.velocity(cache, noise, times)
-        later = noise.clone()
-        later[:, -1] = 0
-        assert (loaded.network.velocity(cache, later, times) - together).abs().amax(dim=(0, 2)).min() > 1e-3
-        for row in range(3):
-            alone = velocity(loaded, slice(row, row + 1))
-            torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=0)
-        images, words, states = observed(loaded)
-        moved = loaded.network.prefix(images, words, states + 0.5)
-        assert (loaded.network.velocity(moved, noise, times) - together).abs().max() > 1e-3
-        # only pi0.5's body reads the state
-        assert (kind_of(folder) == "pi0") == torch.equal(moved.keys[-1], cache.keys[-1])
-
-
 @pytest.mark.parametrize(
     ("states", "min_numbers", "expected"),
     [

@@ -147,20 +147,6 @@ def test_prompts_begin_and_end_as_in_training_and_short_ones_are_filled_up(folde
     assert words[1].tolist() == [START_ID, -1, -1, -1, *range(100, 109), 111, 109, 110, 101, EMPTY_ID]
 
 
-def test_a_batch_is_its_rows_one_by_one_and_every_place_sees_every_other(folder: Path) -> None:
-    policy = load(folder)
-    images, proprio = seen(2)
-    said = ["push the red block onto the pad", "push"]
-    together = policy(images, policy.read(said), proprio)
-    assert together.shape == (2, TOKENS, 256)
-    assert policy.scale.low == tuple(STATISTICS["action"]["q01"]) and not policy.scale.scaled[6]
-    for row in range(2):
-        alone = policy(images[row : row + 1], policy.read(said[row : row + 1]), proprio[row : row + 1])[0]
-        torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
-    longer = load(folder, chunk_steps=3)(images, policy.read(said), proprio)[:, :TOKENS]
-    assert (longer - together).abs().max() > 1e-3  # a causal model could not know that more places follow
-
-
 def test_images_are_made_as_either_stack_does() -> None:
     plain = torch.full((1, 1, 40, 40, 3), 128, dtype=torch.uint8)
     for path in ("whole", "cropped"):
