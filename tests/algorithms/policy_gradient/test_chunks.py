@@ -178,18 +178,6 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
             build(data=odd).prepare(told.append)
 
 
-@pytest.mark.slow
-def test_a_flow_learns_from_a_critic_on_its_own_body(build: Build) -> None:
-    """PPO's critic sees the observation, not the noise; and the first ratio of an update is one."""
-    gae = AdvantageConfig(estimator="gae", gamma=1.0)
-    algorithm = build(head="flow", has_values=True, advantage=gae, rounds=1)
-    algorithm.prepare(lambda line: None)
-    for _ in range(2):
-        algorithm.train()
-        report = algorithm.report()
-        assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5 and np.isfinite(report[metrics.UPDATE_VALUE_LOSS])
-
-
 def test_an_evaluation_changes_nothing(build: Build) -> None:
     looked, alone = build(), build()
     for algorithm in (looked, alone):
@@ -256,18 +244,17 @@ def test_rollouts_that_go_on_while_the_learner_learns_are_those_that_wait_for_it
     """Which weights play a rollout is decided by its number and not by who is faster."""
     untested = MonitorConfig(preflight=0, controls=0)
     scores = ChunkRewardConfig(source="judged", frame_px=16, num_frames=3, monitor=untested)
-    pair = [build(scores=scores, rounds=1, staleness=2, env_runners=1) for _ in range(2)]
-    for algorithm, waits in zip(pair, (False, True), strict=True):
-        if waits:
-            algorithm.source._pool = None  # each rollout ends before anything else begins
+    # without an env runner each rollout ends before anything else begins
+    pair = [build(scores=scores, rounds=1, staleness=2, env_runners=runners) for runners in (1, 0)]
+    for algorithm in pair:
         algorithm.prepare(lambda line: None)
         ages = []
-        for _ in range(5):
+        for _ in range(4):
             algorithm.train()
             ages.append(algorithm.report()[metrics.STALENESS])
-        assert ages == [0, 1, 2, 2, 2]
+        assert ages == [0, 1, 2, 2]
         evaluation = algorithm.evaluate_policy(3)
-        assert algorithm.report()[metrics.UPDATES] == 7 and len(evaluation.episodes) == 3
+        assert algorithm.report()[metrics.UPDATES] == 6 and len(evaluation.episodes) == 3
     one, two = map(numbers, pair)
     assert one == two
 
@@ -363,8 +350,13 @@ def test_a_judge_and_judged_scores_go_together() -> None:
         config.rewards(reward=ChunkRewardConfig(source="judged")).validate()
 
 
-def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_path: Path) -> None:
-    own = {"advantage": AdvantageConfig(gamma=0.99), "has_values": True, "shrinkage": False}
+@pytest.mark.parametrize("head", ["tokens", "flow"])
+def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_path: Path, head: str) -> None:
+    own: dict[str, Any] = {"head": head} | {
+        "advantage": AdvantageConfig(gamma=0.99),
+        "has_values": True,
+        "shrinkage": False,
+    }
     algorithm, other = build(**own), build(**own)
     algorithm.prepare(lambda line: None)
     before = {name: value.clone() for name, value in algorithm.policy.trained_state().items()}
@@ -372,7 +364,7 @@ def test_ppo_learns_chunks_by_a_value_head_of_the_policys_own(build: Build, tmp_
     report = algorithm.report()
     assert report[metrics.UPDATE_FIRST_RATIO] <= 1e-5 and np.isfinite(report[metrics.UPDATE_VALUE_LOSS])
     moved = {name for name, value in algorithm.policy.trained_state().items() if not torch.equal(value, before[name])}
-    assert any("value_head" in name for name in moved) and any("bins" in name for name in moved)
+    assert {"value_head" in name for name in moved} == {True, False}
     algorithm.save_checkpoint(str(tmp_path / "half"))
     algorithm.train()
     other.load_checkpoint(str(tmp_path / "half"))

@@ -16,7 +16,6 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     RewardLabeller,
     drop_unlabelled,
     flip_if_configured,
-    preflight,
     scoring_item,
 )
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
@@ -497,10 +496,10 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
     lines: list[str] = []
 
     def found(task: str, **settings: Any) -> dict[str, float]:
-        reward = ChunkRewardConfig(source="judged", **settings)
+        reward = ChunkRewardConfig(source="judged", monitor=MonitorConfig(preflight=8), **settings)
         noise = AdvantageConfig(scorer_noise="measured" if reward.teacher == "random" else 0.0)
         labeller = RewardLabeller(reward, random_scorer(0))
-        return preflight(labeller, task, task_env(task), reward, noise, 0, "", lambda: random_scorer(0), lines.append)
+        return labeller.preflight(task, task_env(task), noise, 0, lambda: random_scorer(0), lines.append)
 
     measured = found("push_block", teacher="random")
     assert set(measured) == {metrics.JUDGE_PREFLIGHT_NOISE} and measured[metrics.JUDGE_PREFLIGHT_NOISE] > 0.1
