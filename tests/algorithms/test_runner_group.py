@@ -5,11 +5,13 @@ import os
 import re
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 import torch
+from ray.rllib.algorithms.algorithm import Algorithm
 from state_trees import assert_same
 
 from rlvlm.algorithms import base
@@ -19,6 +21,7 @@ from rlvlm.algorithms.sac_pebble.runner import StepEnvRunner
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import Task
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import TinyEnv
@@ -273,13 +276,18 @@ def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_
         .rewards(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)
     )
-    config.env_runner_cls = lost_runner(tmp_path, 2)
-    monkeypatch.setattr(base, "_SET_UP_TRIES", 1)
-    with pytest.raises(MachineError, match="lost in each of 1 tries"):
-        config.build_algo()
-    monkeypatch.setattr(base, "_SET_UP_TRIES", 2)
+    config.env_runner_cls = lost_runner(tmp_path, 1)
     algorithm = config.build_algo()
-    assert "set-up, try 1 of 2: the first env runner was lost" in caplog.text
+    assert "set-up, try 1 of 5: the first env runner was lost" in caplog.text
     train(algorithm, 1)
     assert algorithm.env_steps == EPISODE_STEPS
     algorithm.stop()
+
+    def lose(algorithm, config):
+        algorithm.env_runner_group, algorithm.spaces = SimpleNamespace(stop=lambda: None), None
+        raise IndexError
+
+    monkeypatch.setattr(Algorithm, "setup", lose)
+    with pytest.raises(MachineError, match="lost in each of 5 tries"):
+        base.BaseAlgorithm.setup(algorithm, config)
+    PIXELS.release(algorithm)

@@ -152,19 +152,17 @@ def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> 
             envs.begin(np.array([1]))
 
 
-def algorithm_of(env_workers: int, head: str, **algo: Any) -> PolicyGradient:
+def algorithm_of(env_workers: int, **algo: Any) -> PolicyGradient:
     small = {"groups": 6, "group_size": 4, "rounds": 1, "env_workers": env_workers} | algo
-    sft = ChunkSFTConfig(episodes=20, updates=60)
-    algorithm = chunk_config(head=head, pocket={"hidden": 64}, sft=sft, **small).build_algo()
+    algorithm = chunk_config(pocket={"hidden": 64}, **small).build_algo()
     assert isinstance(algorithm, PolicyGradient)
     return algorithm
 
 
-@pytest.mark.parametrize("head", ["tokens", "flow"])
-def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray: None, head: str) -> None:
+def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray: None) -> None:
     found = []
     for env_workers in (0, 2):
-        algorithm = algorithm_of(env_workers, head)
+        algorithm = algorithm_of(env_workers, sft=ChunkSFTConfig(episodes=20, updates=60))
         algorithm.prepare(lambda line: None)
         for _ in range(2):
             algorithm.train()
@@ -202,7 +200,7 @@ def test_one_half_is_sampled_for_while_the_other_steps_and_runs_repeat(
     timed(WorkerEnvs, "step", 0.0)
     found = []
     for rollout in ("asynchronous", "asynchronous", "synchronous"):
-        algorithm = algorithm_of(2, "tokens", rollout=rollout)
+        algorithm = algorithm_of(2, rollout=rollout)
         algorithm.prepare(lambda line: None)
         timed(algorithm.policy, "sample", 0.05)
         spans.clear()

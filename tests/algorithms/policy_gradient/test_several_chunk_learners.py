@@ -1,6 +1,7 @@
 """Two learner actors of RLlib against the one in this process, on one update of GRPO; and two runners that play."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,22 @@ from tests.algorithms.policy_gradient.tiny_runs import chunk_config
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-@pytest.fixture
-def make(local_ray: None):
-    built: list[PolicyGradient] = []
+def build(head: str = "tokens", **algo: Any) -> PolicyGradient:
+    settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "kl_target": None} | algo
+    settings |= {"max_grad_norm": 1e9}
+    sft = ChunkSFTConfig(episodes=8, updates=10)
+    algorithm = chunk_config(head=head, episode_steps=16, sft=sft, **settings).build_algo()
+    assert isinstance(algorithm, PolicyGradient)
+    return algorithm
 
-    def one(head: str = "tokens", **algo: Any) -> PolicyGradient:
-        settings = {"groups": 3, "group_size": 3, "rounds": 1, "minibatches": 1, "kl_target": None} | algo
-        settings |= {"max_grad_norm": 1e9}
-        sft = ChunkSFTConfig(episodes=8, updates=10)
-        algorithm = chunk_config(head=head, episode_steps=16, sft=sft, **settings).build_algo()
-        assert isinstance(algorithm, PolicyGradient)
-        built.append(algorithm)
-        return algorithm
 
-    yield one
-    for algorithm in built:
-        algorithm.stop()
+@pytest.fixture(scope="module")
+def several(local_ray: None) -> Iterator[PolicyGradient]:
+    """Two runners and two learners; the tests of runners go on with them in their order."""
+    algorithm = build(env_runners=2, num_learners=2, groups=5)
+    algorithm.prepare(lambda line: None)
+    yield algorithm
+    algorithm.stop()
 
 
 def gradients(learner: Any) -> dict[str, torch.Tensor]:
@@ -55,9 +56,39 @@ def paid(episodes: list[TokenEpisode], seed: int) -> list[TokenEpisode]:
     return [replace(episode, rewards=rng.normal(size=len(episode)).astype(np.float32)) for episode in episodes]
 
 
-def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tmp_path: Path) -> None:
-    algorithm = make(env_runners=2, groups=5)
-    algorithm.prepare(lambda line: None)
+def blind(learner: Any) -> None:
+    """From now on `learner` sees what it is shown and cannot draw."""
+    learner._env.draw_cameras = None
+
+
+def test_runners_play_evaluations_too_and_learners_draw_nothing_again(several: PolicyGradient) -> None:
+    algorithm: Any = several
+    algorithm.policy.images.clear()
+    algorithm.learner_group.foreach_learner(blind)
+    algorithm.train()
+    assert not len(algorithm.policy.images), "images went to a process that does not learn"
+    sampler = ChunkSampler(policy=algorithm.policy, env=algorithm._viewer)
+    here = play_held_out(sampler, algorithm._viewer.many(), np.arange(1_000_000, 1_000_005), greedy=True)
+    algorithm.policy.sample = None  # this process plays nothing
+    evaluation = algorithm.evaluate_policy(5)
+    assert len(evaluation.episodes) == 5 and metrics.EVAL_SAMPLED_SUCCESS in evaluation.metrics
+    for own, other in zip(here, algorithm.last_played, strict=True):
+        assert own.seed == other.seed
+        np.testing.assert_allclose(own.snapshots, other.snapshots, atol=1e-4)
+    turn = {"num_groups": 3, "statistics": algorithm.policy.statistics, "players": algorithm.rollouts.group.alive()}
+    algorithm.rollouts.group.start(turn)
+    episodes, stored = algorithm.rollouts.group.collect()
+    packed = [entry for images in ray.get(stored) for entry in images]
+    # nobody has looked at what an episode ended in
+    assert {key for key, _, _ in packed} == {key for episode in episodes for key in episode.obs.images[:-1]}
+    raw = sum(int(np.prod(shape)) for _, shape, _ in packed)
+    sent = sum(len(content) for _, _, content in packed)
+    assert sent < raw / 2
+    algorithm.learner_group.foreach_learner(lambda learner: delattr(learner._env, "draw_cameras"))
+
+
+def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several: PolicyGradient, tmp_path: Path) -> None:
+    algorithm = several
     algorithm.rollouts.group.start(
         {"num_groups": 5, "statistics": algorithm.rollouts.policy.statistics, "players": (1, 2)}
     )
@@ -65,10 +96,11 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
     groups = [episode.group for episode in episodes]
     assert [groups.count(group) for group in dict.fromkeys(groups)] == [3] * 5 and max(groups) >= 1_000_000_000_000_000
     assert images  # drawn there, and not again here
-    algorithm.learner.learn(paid(episodes, 0), 0.0)
+    algorithm.learners.call_all("learn", paid(episodes, 0), 0.0, images)
     assert algorithm.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5  # they played the learner's own policy
+    before = algorithm.report()[metrics.EPISODES]
     algorithm.train()
-    assert algorithm.report()[metrics.EPISODES] == 15
+    assert algorithm.report()[metrics.EPISODES] - before == 15
     algorithm.save_checkpoint(str(tmp_path / "half"))
     reports = []
     for _ in range(2):  # the second time from the checkpoint, back from where the first one led
@@ -92,41 +124,10 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(make: Any, tm
         time.sleep(0.2)
 
 
-def blind(learner: Any) -> None:
-    """From now on `learner` sees what it is shown and cannot draw."""
-    learner._env.draw_cameras = None
-
-
-def test_runners_play_evaluations_too_and_learners_draw_nothing_again(make: Any) -> None:
-    algorithm = make(env_runners=2, num_learners=2)
-    algorithm.prepare(lambda line: None)
-    algorithm.policy.images.clear()
-    algorithm.learner_group.foreach_learner(blind)
-    algorithm.train()
-    assert not len(algorithm.policy.images), "images went to a process that does not learn"
-    sampler = ChunkSampler(policy=algorithm.policy, env=algorithm._viewer)
-    here = play_held_out(sampler, algorithm._viewer.many(), np.arange(1_000_000, 1_000_005), greedy=True)
-    algorithm.policy.sample = None  # this process plays nothing
-    evaluation = algorithm.evaluate_policy(5)
-    assert len(evaluation.episodes) == 5 and metrics.EVAL_SAMPLED_SUCCESS in evaluation.metrics
-    for own, other in zip(here, algorithm.last_played, strict=True):
-        assert own.seed == other.seed
-        np.testing.assert_allclose(own.snapshots, other.snapshots, atol=1e-4)
-    turn = {"num_groups": 3, "statistics": algorithm.policy.statistics, "players": algorithm.rollouts.group.alive()}
-    algorithm.rollouts.group.start(turn)
-    episodes, stored = algorithm.rollouts.group.collect()
-    packed = [entry for images in ray.get(stored) for entry in images]
-    # nobody has looked at what an episode ended in
-    assert {key for key, _, _ in packed} == {key for episode in episodes for key in episode.obs.images[:-1]}
-    raw = sum(int(np.prod(shape)) for _, shape, _ in packed)
-    sent = sum(len(content) for _, _, content in packed)
-    assert sent < raw / 2
-
-
 @pytest.mark.parametrize("head", ["tokens", "flow"])
-def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, tmp_path: Path, head: str) -> None:
+def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(local_ray: None, tmp_path: Path, head: str) -> None:
     loss = LossConfig(average="trajectory", kl_weight=0.05)
-    one, two = make(head, loss=loss), make(head, loss=loss, num_learners=2)
+    one, two = build(head, loss=loss), build(head, loss=loss, num_learners=2)
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
     # the supervised start, too: ten updates, whose gradients are summed in another order; a flow's noise is each
@@ -165,3 +166,5 @@ def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(make: Any, t
         ends.append(two.learners.call("save_tree")["trained"])
         two.load_checkpoint(str(tmp_path / "saved"))
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    for algorithm in (one, two):
+        algorithm.stop()

@@ -15,7 +15,7 @@ from rlvlm.algorithms.policy_gradient.batch import order_rows
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, rl4vlm_parity
 from rlvlm.algorithms.policy_gradient.rollouts import TurnRollouts
 from rlvlm.algorithms.sft_config import ReplySFTConfig
-from rlvlm.algorithms.sft_folders import save_trained, sft_manifest_of, write_sft_manifest
+from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import ChunkEnvConfig
@@ -168,11 +168,6 @@ def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp
     assert_equal_weights(weights(first), weights(second))
 
 
-def test_a_judge_and_judged_rewards_go_together(make: Any):
-    with pytest.raises(ValueError, match="a judge's score needs one"):
-        make(reward=TurnRewardConfig(source="judged"))
-
-
 def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     algorithm = make(rollout_turns=40, num_envs=4)  # 10 turns an env: random replies meet the time limit
     torch.nn.init.constant_(algorithm.learner.policy.value_head[-1].bias, 3.0)
@@ -204,7 +199,7 @@ def test_pieces_of_episodes_join_without_a_gap(make: Any):
 
 def test_evaluations_repeat_and_leave_training_alone(make: Any):
     watched, alone = make(), make()
-    first, second = (watched.evaluate_policy(3) for _ in range(2))
+    first, second = (watched.evaluate_policy(2) for _ in range(2))
     assert first.metrics == second.metrics
     assert [episode.captions for episode in first.episodes] == [episode.captions for episode in second.episodes]
     watched.train()
@@ -223,15 +218,15 @@ def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(
         return sample(obs, *rest)
 
     monkeypatch.setattr(algorithm.policy, "sample", counted)
-    for eval_envs in (0, 6):
+    for eval_envs in (0, 4):
         config = algorithm.config.copy(copy_frozen=False).acting(eval_envs=eval_envs)
         algorithm.rollouts = TurnRollouts(config, algorithm._viewer, algorithm.policy, algorithm.env_runner_group)
         sizes.clear()
-        evaluation = algorithm.evaluate_policy(6)
+        evaluation = algorithm.evaluate_policy(4)
         captions = [episode.captions for episode in evaluation.episodes]
         found.append((max(sizes), len(sizes), captions, evaluation.metrics))
     (small, many, *plain), (large, few, *wide) = found
-    assert (small, large) == (2, 6) and few < many and wide == plain
+    assert (small, large) == (2, 4) and few < many and wide == plain
 
 
 def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
@@ -293,7 +288,7 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
 def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
     taught = make()
     taught.train()
-    save_trained(taught.learner.policy, tmp_path)
+    taught.save_checkpoint(str(tmp_path / "algorithm"))
     fresh = make(sft=ReplySFTConfig(start_from=str(tmp_path)))
     fresh.prepare(lambda line: None)
     assert_equal_weights(weights(fresh), weights(taught))
