@@ -53,7 +53,7 @@ async def timed(
 
 async def main(arguments: argparse.Namespace, mode: Mode, judge: ContinuousJudge) -> None:
     async def ask_all(batch: list[Any]) -> list[Any]:
-        return await asyncio.gather(*map(judge.compare_one, batch))
+        return await asyncio.gather(*map(judge.answer, batch))
 
     rates: dict[str, list[float]] = {"closed": [], "as they come": []}
     for number in range(-1, arguments.rounds):  # the first round warms up

@@ -150,19 +150,18 @@ def reliability(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest
     )
 
 
-def calibration_error(scores: ArrayLike, truths: ArrayLike, num_bins: int = 10, lowest: float = 0.0) -> float:
+def calibration_error(scores: ArrayLike, truths: ArrayLike, lowest: float = 0.0) -> float:
     """Returns the expected calibration error: mean |score - share true| over bins of equal width, weighted by counts.
 
     Args:
         scores: [N] in [lowest, 1], N >= 1.
         truths: [N] bool.
-        num_bins: >= 1.
         lowest: lower end of the first bin; 0.5 for the probability of the chosen side against the other.
 
     Source: Naeini et al. 2015, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (expected calibration
     error); Guo et al. 2017, arXiv:1706.04599.
     """
-    found = reliability(scores, truths, num_bins, lowest)
+    found = reliability(scores, truths, lowest=lowest)
     return float(np.nansum(found.counts * np.abs(found.sure - found.true)) / found.counts.sum())
 
 

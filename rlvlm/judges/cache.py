@@ -39,15 +39,12 @@ class CachedJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the judge inside."""
         return self._judge.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """Returns one verdict per query, in order; a stored one as it was first given."""
         return self._answer(queries, self._judge.compare)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """Returns one score per clip, in order; a stored one as it was first given."""
         return self._answer(clips, self._judge.score)
 
     def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
@@ -98,7 +95,6 @@ class StoredJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the judge that gave the answers."""
         return self._stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
@@ -110,7 +106,6 @@ class StoredJudge:
         return self._find(queries, lambda text: Verdict(status=Status.FAILED, label=None, stamp=self._stamp, text=text))
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """Returns one score per clip, in order. Raises as `compare` does."""
         return self._find(clips, lambda text: Score(status=Status.FAILED, value=None, stamp=self._stamp, text=text))
 
     def _find(self, items: Sequence[Query | Clip], failed: Callable[[str], Answer]) -> list[Answer]:

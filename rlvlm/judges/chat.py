@@ -1,18 +1,17 @@
 """A chat VLM as a judge: takes questions, returns verdicts and scores, with `dialogues` put by an asker of `asking`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import Asker, AsyncAsker, ask_what_can_be
 from rlvlm.judges.config import SHOW_NO_GOAL, Abilities, JudgeConfig
-from rlvlm.judges.dialogues import Dialogue, DialogueResult, label_dialogue, score_dialogue
+from rlvlm.judges.dialogues import DialogueResult, label_dialogue, score_dialogue
+from rlvlm.judges.judge import ChatTask
 from rlvlm.vlms.chats import Chat, checked_chat
-
-Item = TypeVar("Item", Query, Clip)
 
 
 class ChatJudge:
@@ -40,7 +39,6 @@ class ChatJudge:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the answers."""
         return self._asker.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
@@ -55,7 +53,6 @@ class ChatJudge:
         return [outcome.verdict(self.stamp) for outcome in outcomes]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """Returns one score per clip, in order. Raises as `compare` does."""
         outcomes = ask_what_can_be(clips, self._when_scoring, lambda good: self._asker.run(good, self._score))
         return [self._scored(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
 
@@ -68,18 +65,18 @@ class ChatJudge:
         """
         return self._asker.write(list(map(_checked, chats)), max_new_tokens, temperature)
 
-    async def compare_one(self, query: Query) -> Verdict:
-        """Returns the verdict on one query, for callers that ask one at a time; see `judge.ContinuousJudge`."""
+    async def answer(self, item: Query | Clip | ChatTask) -> Any:
+        """Returns a verdict, a score or a reply, for callers that ask one item at a time; see `ContinuousJudge`."""
+        asker = self._asker
+        assert isinstance(asker, AsyncAsker), "only those whose config `batches_itself` are asked one by one"
+        if isinstance(item, ChatTask):
+            return await asker.write_one(_checked(item.chat), item.max_new_tokens, item.temperature)
+        if isinstance(item, Clip):
+            problem = prompts.problem_of(item, self._when_scoring)
+            return self._scored(item, _failed(problem) if problem else await asker.ask(self._score(item)))
         self._check_compares()
-        return (await self._ask_one(query, self._label, self._abilities)).verdict(self.stamp)
-
-    async def score_one(self, clip: Clip) -> Score:
-        """Returns the score of one clip, for callers that ask one question at a time."""
-        return self._scored(clip, await self._ask_one(clip, self._score, self._when_scoring))
-
-    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
-        """Returns the model's reply to one chat, for callers that ask one question at a time."""
-        return await self._async_asker.write_one(_checked(chat), max_new_tokens, temperature)
+        problem = prompts.problem_of(item, self._abilities)
+        return (_failed(problem) if problem else await asker.ask(self._label(item))).verdict(self.stamp)
 
     def shrink(self, query: Query) -> Query:
         """Returns the query with its images at the size that the model will see; the answer is the same.
@@ -95,11 +92,6 @@ class ChatJudge:
             return query
         return query if left is query.left and right is query.right else replace(query, left=left, right=right)
 
-    @property
-    def _async_asker(self) -> AsyncAsker:
-        assert isinstance(self._asker, AsyncAsker), "only those whose config `batches_itself` are asked one by one"
-        return self._asker
-
     def _check_compares(self) -> None:
         if not self._abilities.compare:
             raise UnsupportedQuestion(
@@ -111,9 +103,9 @@ class ChatJudge:
         # a clip that failed was not shown, so it counts no frames
         return outcome.score(self.stamp, 0 if outcome.has_failed else prompts.num_shown(self._config.score, clip))
 
-    async def _ask_one(self, item: Item, dialogue: Callable[[Item], Dialogue], abilities: Abilities) -> DialogueResult:
-        problem = prompts.problem_of(item, abilities)
-        return DialogueResult(text=problem, has_failed=True) if problem else await self._async_asker.ask(dialogue(item))
+
+def _failed(problem: str) -> DialogueResult:
+    return DialogueResult(text=problem, has_failed=True)
 
 
 def _checked(chat: Chat) -> Chat:

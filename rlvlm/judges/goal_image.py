@@ -36,11 +36,9 @@ class GoalImageJudge:
         return self.judge.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """Returns one verdict per query, in order."""
         return self.judge.compare([replace(query, goal_picture=self.image) for query in queries])
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """Returns one score per clip, in order."""
         return self.judge.score([replace(clip, goal_picture=self.image) for clip in clips])
 
 

@@ -69,7 +69,6 @@ class HumanJudge:
         return self._queue.waiting()
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        """Returns one verdict per query, in order, once people have answered."""
         failed = Verdict(status=Status.FAILED, label=None, stamp=self.stamp)
         return self._answer(queries, failed)
 

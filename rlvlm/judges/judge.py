@@ -1,7 +1,8 @@
 """Protocol that all judges share, local or served: lists in, lists out, same order."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.vlms.chats import Chat
@@ -50,21 +51,24 @@ class Generator(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTask:
+    """A chat to which a `ContinuousJudge` writes a reply; see `Generator.generate`."""
+
+    chat: Chat
+    max_new_tokens: int
+    temperature: float
+
+
 class ContinuousJudge(Judge, Protocol):
-    """A judge whose engine takes questions as they come (`JudgeConfig.batches_itself`): the third, optional protocol.
+    """A judge whose engine takes items as they come (`JudgeConfig.batches_itself`): the third, optional protocol."""
 
-    Many of these coroutines run at once, on any event loop; cancelling one stops its computation. Each raises
-    JudgeUnavailable if the engine is dead.
-    """
+    async def answer(self, item: Query | Clip | ChatTask) -> Any:
+        """Returns the verdict on a query, the score of a clip, or the reply to a chat, as the other two protocols do.
 
-    async def compare_one(self, query: Query) -> Verdict:
-        """Returns the verdict on one query."""
-        ...
+        Many of these coroutines run at once, on any event loop; cancelling one stops its computation.
 
-    async def score_one(self, clip: Clip) -> Score:
-        """Returns the score of one clip."""
-        ...
-
-    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
-        """Returns the reply to one chat; raises as `Generator.generate` does."""
+        Raises:
+            JudgeUnavailable: the engine is dead.
+        """
         ...

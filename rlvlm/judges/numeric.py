@@ -85,8 +85,6 @@ class NumericJudge:
         return [outcome.verdict(self.stamp) for outcome in self._ask(queries, prefer)]
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """Returns one score per clip, in order. Raises as `compare` does."""
-
         def rate(batch: Sequence[Clip]) -> list[DialogueResult]:
             values, texts = self._model.rate(batch)
             rated = zip(values.double().cpu().tolist(), texts, strict=True)

@@ -75,7 +75,6 @@ class _FunctionRater:
         self.revision = hashlib.sha256(open(file, "rb").read()).hexdigest()[:16] if file else ""
 
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """Returns [N] scores in [0, 1]; see `similarity.model.ImageRater`."""
         scores = np.full(len(images), np.nan)
         kinds = [(str(goal), image.shape) for goal, image in zip(goals, images, strict=True)]
         for kind in dict.fromkeys(kinds):

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
-from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
+from rlvlm.judges.judge import ChatTask, ContinuousJudge, Generator, Judge
 from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other answer ---\n\n"
@@ -32,7 +32,6 @@ class BothOrders:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the inner judge, marked as asked in both orders."""
         inner = self._judge.stamp
         return replace(inner, prompt=f"{inner.prompt} both_orders")
 
@@ -57,19 +56,14 @@ class BothOrders:
             raise UnsupportedQuestion(f"{self._judge.stamp.judge} cannot write text", "choose a chat model")
         return self._judge.generate(chats, max_new_tokens=max_new_tokens, temperature=temperature)
 
-    async def compare_one(self, query: Query) -> Verdict:
-        """Returns the verdict on one query if the inner judge is a `ContinuousJudge`: both orders are asked at once."""
+    async def answer(self, item: Query | Clip | ChatTask) -> Any:
+        """Returns the answer to one item if the inner judge is a `ContinuousJudge`: both orders are asked at once."""
         inner = self._continuous
-        straight, swapped = await asyncio.gather(inner.compare_one(query), inner.compare_one(query.swapped))
-        return _voted((straight, _unswapped(swapped)), self.stamp)
-
-    async def score_one(self, clip: Clip) -> Score:
-        """Returns the score of one clip if the inner judge is a `ContinuousJudge`."""
-        return replace(await self._continuous.score_one(clip), stamp=self.stamp)
-
-    async def generate_one(self, chat: Chat, *, max_new_tokens: int, temperature: float) -> str:
-        """Returns the inner judge's reply to one chat if it is a `ContinuousJudge`."""
-        return await self._continuous.generate_one(chat, max_new_tokens=max_new_tokens, temperature=temperature)
+        if isinstance(item, Query):
+            straight, swapped = await asyncio.gather(inner.answer(item), inner.answer(item.swapped))
+            return _voted((straight, _unswapped(swapped)), self.stamp)
+        answer = await inner.answer(item)
+        return replace(answer, stamp=self.stamp) if isinstance(answer, Score) else answer
 
 
 class Committee:
@@ -90,7 +84,6 @@ class Committee:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamps of all members, joined."""
         stamps = [member.stamp for member in self._members]
         return Stamp(
             **{

@@ -256,15 +256,12 @@ class ServedJudge:
         """Stores the settings; connects to nothing yet.
 
         Args:
-            app: name of the Serve application.
-            timeout_s: maximum wait for one request's answer, seconds.
-            retries: tries after the first.
+            app, timeout_s, retries: as in `AppClient`.
             batch_size: questions per request.
             in_flight: number of concurrent requests.
             run: name of the asking run; runs share a server evenly. If empty, a name is generated.
         """
         self.app = app
-        """Name of the Serve application."""
         self._in_flight = in_flight
         self._run = run or f"client-{uuid.uuid4().hex[:8]}"
         self._batch_size = batch_size
@@ -303,7 +300,6 @@ class ServedJudge:
         return self._in_pieces(queries, partial(self._ask_piece, "compare", uuid.uuid4().hex))
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        """Returns one score per clip, in order; raises as `compare` does."""
         return self._in_pieces(clips, partial(self._ask_piece, "score", uuid.uuid4().hex))
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
@@ -318,7 +314,6 @@ class ServedJudge:
         )
 
     def close(self) -> None:
-        """Cancels the questions of this process, and refuses new ones; see `AppClient.close`."""
         self._client.close()
 
     @cached_property

@@ -95,11 +95,9 @@ class ServedEngine:
         self._weights, self.version = weights, weights.version
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
-        """Returns the indices of `images` that must be shown before they can be used."""
         return self._frames.missing(images)
 
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
-        """Stores `frames` [N, H, W, 3] under the keys `images`; drops the least recently used ones if necessary."""
         for key, frame in zip(images, frames, strict=True):
             self._frames.add(key, frame)
 
@@ -161,7 +159,6 @@ class ServedEngine:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether the replicas sample on the learners' GPUs."""
         return self._is_colocated
 
     def sleep(self) -> None:

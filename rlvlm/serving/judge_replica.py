@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.envs.registry import task_goal
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.judge import ContinuousJudge, Generator, Judge
+from rlvlm.judges.judge import ChatTask, ContinuousJudge, Generator, Judge
 from rlvlm.pocket.models import known_tasks
 from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
@@ -36,15 +36,6 @@ PROBE_EVERY_S = 30.0
 Unanswered = JudgeUnavailable | UnsupportedQuestion
 _UNANSWERED = (JudgeUnavailable, UnsupportedQuestion)
 Builder = Callable[[JudgeConfig], Judge]
-
-
-@dataclass(frozen=True, slots=True)
-class _Chat:
-    """A chat to be answered."""
-
-    chat: Chat
-    max_new_tokens: int
-    temperature: float
 
 
 class JudgeReplica(Replica):
@@ -104,7 +95,6 @@ class JudgeReplica(Replica):
         return f"JudgeReplica({self._judge.stamp.judge}, {self._judge.stamp.prompt})"
 
     async def stamp(self) -> Stamp:
-        """Returns the identity of the judge."""
         return self._judge.stamp
 
     async def ask(self, request: Request) -> Receipt | Unanswered:
@@ -123,7 +113,6 @@ class JudgeReplica(Replica):
         return await self._ask_in_parts("compare", queries)
 
     async def score(self, clips: list[Clip]) -> list[Score] | Unanswered:
-        """Returns one score per clip, in order, or the error of all."""
         return await self._ask_in_parts("score", clips)
 
     async def generate(self, chats: list[Chat], max_new_tokens: int, temperature: float) -> list[str] | Unanswered:
@@ -133,7 +122,7 @@ class JudgeReplica(Replica):
         write = partial(self._judge.generate, max_new_tokens=max_new_tokens, temperature=temperature)
         try:
             if self._slots is not None:  # an engine that batches by itself mixes questions and chats
-                return await self._slots.put([_Chat(chat, max_new_tokens, temperature) for chat in chats])
+                return await self._slots.put([ChatTask(chat, max_new_tokens, temperature) for chat in chats])
             return [reply for part in self._parts(chats) for reply in await self._watched(write, part)]
         except _UNANSWERED as error:
             return error
@@ -159,16 +148,11 @@ class JudgeReplica(Replica):
         self._metrics.batch_size.observe(len(items), {"kind": kind})
         return await self._watched(self._judge.compare if kind == "compare" else self._judge.score, items)
 
-    async def _ask_engine(self, items: list[Query | Clip | _Chat]) -> list[Verdict | Score | str]:
+    async def _ask_engine(self, items: list[Query | Clip | ChatTask]) -> list[Any]:
         """Passes one question to a judge whose engine batches by itself."""
         judge, [item] = cast(ContinuousJudge, self._judge), items
         with self._heartbeat.waiting(), self._noted():
-            if isinstance(item, Query):
-                return [await judge.compare_one(item)]
-            if isinstance(item, Clip):
-                return [await judge.score_one(item)]
-            wanted, temperature = item.max_new_tokens, item.temperature
-            return [await judge.generate_one(item.chat, max_new_tokens=wanted, temperature=temperature)]
+            return [await judge.answer(item)]
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
         """Prepares a request while the model is busy: returns the items with resized images, and their digests."""

@@ -208,7 +208,6 @@ class Door:
         self._guard = Guard(app, token, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one connection of the ASGI protocol."""
         if scope["type"] != "http":
             await self._guard(scope, receive, send)
             return
@@ -278,7 +277,6 @@ class _Routes:
         return HTMLResponse(body, headers={**_HEADERS, "content-security-policy": policy})
 
     async def next(self, request: Request) -> Response:
-        """Returns the question that this page shows next."""
         name, client, _ = await self._read(request)
         return self._reply(self._desk.next(name, client), name, client)
 
@@ -292,19 +290,16 @@ class _Routes:
         return self._reply(self._desk.next(name, client), name, client, counts=counts)
 
     async def undo(self, request: Request) -> Response:
-        """Takes back the last answer of this page."""
         name, client, _ = await self._read(request)
         shown = self._desk.undo(name, client)
         undone = shown is not None
         return self._reply(shown or self._desk.next(name, client), name, client, undone=undone)
 
     async def state(self, request: Request) -> Response:
-        """Returns the progress."""
         name, client, _ = await self._read(request)
         return JSONResponse(self._desk.state(name, client), headers=_HEADERS)
 
     async def image(self, request: Request) -> Response:
-        """Returns an image of the store."""
         try:
             data = to_png(self._desk.queue.store.image(request.path_params["digest"]))
         except MissingImage:

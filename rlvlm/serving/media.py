@@ -221,7 +221,6 @@ class _CountedFile(io.BytesIO):
     _num_reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Returns the next bytes."""
         self._num_reads += 1
         if self._num_reads > (_MAX_JPEG_READS if self.getbuffer()[:2] == b"\xff\xd8" else _MAX_READS):
             raise _CorruptMedia("it has too many parts")

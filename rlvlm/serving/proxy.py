@@ -23,7 +23,6 @@ class HeaderGuard(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Starts the timer for the first request."""
         super().connection_made(transport)
         self._await_headers()
 
@@ -37,7 +36,6 @@ class HeaderGuard(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancels the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 

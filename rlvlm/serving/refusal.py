@@ -36,7 +36,6 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
 
     @property
     def body(self) -> dict[str, Any]:
-        """Returns the answer's body."""
         return {"error": {"code": self.code, "message": str(self), "fix": self.fix}}
 
     @property
@@ -75,7 +74,6 @@ class AsciiJSON(JSONResponse):
     """JSON response whose bytes are ASCII whatever a model wrote."""
 
     def render(self, content: Any) -> bytes:
-        """Returns the body."""
         return as_json(content)
 
 

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -7,11 +8,13 @@ from scripted import ScriptedModel
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges import prompts
-from rlvlm.judges.asking import BatchAsker
+from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.dialogues import score_dialogue
+from rlvlm.judges.judge import ChatTask
 from rlvlm.judges.reading import parse_change
+from rlvlm.judges.votes import BothOrders
 from rlvlm.vlms.chats import ChatReply, images_of
 
 GOAL = "open the drawer"
@@ -223,3 +226,22 @@ def test_a_change_is_one_signed_percentage_and_nothing_else():
 def test_every_sentence_has_its_slot():
     names = ("statement", "rubric", "delta", "video", "robometer_progress", "robometer_preference", "rynnvalue_task")
     assert [prompts.SENTENCES[name].count("{goal}") for name in names] == [1] * len(names)
+
+
+def test_items_are_answered_one_by_one_as_in_batches():
+    class Engine:
+        revision, traits = "1", ""
+
+        async def reply(self, request, **_):
+            return ChatReply(text="1" if request.choices else "50")
+
+    config = JudgeConfig(backend="vllm", model="m")
+    judge = BothOrders(ChatJudge(config, AsyncAsker(Engine(), config)))
+    items = [QUERY, replace(QUERY, goal=""), CLIP, ChatTask([{"role": "user", "content": "hi"}], 4, 0.0)]
+
+    async def ask():
+        return await asyncio.gather(*map(judge.answer, items))
+
+    verdict, failed, score, reply = asyncio.run(ask())
+    assert verdict.votes == ("right", "left") and failed.status is Status.FAILED
+    assert score.value == 0.5 and reply == "50" and score.stamp == verdict.stamp == judge.stamp

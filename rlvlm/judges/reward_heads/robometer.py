@@ -115,7 +115,6 @@ class Robometer:
         return logits, [f"left {share:.4f}" for share in torch.sigmoid(logits).tolist()]
 
     def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns [N] probabilities that the left clip did better."""
         return 1 / (1 + np.exp(-margins))
 
     def _read(self, rows: Tensor) -> tuple[float, float]:

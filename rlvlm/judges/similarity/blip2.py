@@ -19,22 +19,13 @@ _KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g
 
 
 def load(config: JudgeConfig) -> SimilarityModel:
-    """Loads the model that `config.model` names.
-
-    Raises:
-        JudgeUnavailable: the model cannot be loaded.
-        UnsupportedQuestion: 4-bit weights are wanted.
-    """
+    """Loads the model that `config.model` names. Raises as `load_encoder` does."""
     if config.similarity.baseline:
         raise ValueError(
             "judge.similarity.baseline needs vectors of image and text, which backend clip has; "
             "BLIP-2's matching head gives a probability alone"
         )
-    encoder = (
-        random_blip2(config)
-        if config.is_random
-        else load_encoder(config, Blip2ForImageTextRetrieval, ("itm_head",), _KIND)
-    )
+    encoder = load_encoder(config, Blip2ForImageTextRetrieval, ("itm_head",), _KIND, random_blip2)
     return SimilarityModel(config, Blip2Rater(encoder, config))
 
 

@@ -25,18 +25,9 @@ _KIND = "a model with image and text features, such as openai/clip-vit-base-patc
 
 
 def load(config: JudgeConfig) -> SimilarityModel:
-    """Loads the model that `config.model` names.
-
-    Raises:
-        JudgeUnavailable: the model cannot be loaded.
-        UnsupportedQuestion: 4-bit weights are wanted.
-    """
-    encoder = (
-        random_clip(config)
-        if config.is_random
-        else load_encoder(config, AutoModel, ("get_image_features", "get_text_features"), _KIND)
-    )
-    return SimilarityModel(config, ClipRater(encoder, config))
+    """Loads the model that `config.model` names. Raises as `load_encoder` does."""
+    parts = ("get_image_features", "get_text_features")
+    return SimilarityModel(config, ClipRater(load_encoder(config, AutoModel, parts, _KIND, random_clip), config))
 
 
 class ClipRater:

@@ -5,7 +5,7 @@ as trained ones and carry no knowledge: their stamp and the names of their runs 
 since no vocabulary comes with random weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,13 @@ class Encoder:
         return place(inputs, self.model)
 
 
-def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], kind: str) -> Encoder:
+def load_encoder(
+    config: JudgeConfig,
+    model_class: Any,
+    parts: Sequence[str],
+    kind: str,
+    make_random: Callable[[JudgeConfig], Encoder],
+) -> Encoder:
     """Loads the model that `config.model` names.
 
     Args:
@@ -68,11 +74,14 @@ def load_encoder(config: JudgeConfig, model_class: Any, parts: Sequence[str], ki
         model_class: class of transformers with `from_pretrained`.
         parts: attributes that a model of the wanted kind has.
         kind: name of that kind in messages, with an example.
+        make_random: makes such a model with random weights.
 
     Raises:
         ModelUnavailable: the files are missing, are not such a model or not safetensors, or do not fit.
         UnsupportedQuestion: 4-bit weights are wanted.
     """
+    if config.is_random:
+        return make_random(config)
     if config.quantization != "none":
         raise UnsupportedQuestion(
             f"backend {config.backend} has no 4-bit weights, got judge.quantization {config.quantization}",

@@ -60,7 +60,6 @@ class SimilarityModel:
         self.decoding = f"template={template!r} tie_band={tie_band:g} {rater.traits}"
 
     def rate(self, clips: Sequence[Clip]) -> tuple[torch.Tensor, list[str]]:
-        """Returns [N] scores in [0, 1], and each as a text."""
         values = self._rater.rate([clip.frames[-1] for clip in clips], list(map(self._goal, clips)))
         return torch.from_numpy(values), [f"{value:.4f}" for value in values.tolist()]
 
