@@ -1,7 +1,7 @@
 """Exports a store as one Parquet file with one row per answer and its truth: for DuckDB, pandas, or a colleague."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -114,18 +114,12 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
     # accuracy is a share of decided labels: neither an undecided judge nor an undecided truth is right or wrong
     is_comparable = truth is not None and truth.better is not Label.TIE and answer.status is Status.OK
     return {
+        **asdict(question),
+        **asdict(answer.stamp),
+        **asdict(item.origin),
+        **(asdict(usage) if usage else {}),
         "key": item.key,
         "question": question.id,
-        "kind": question.kind,
-        "goal": question.goal,
-        "action": question.action,
-        "left": list(question.left),
-        "right": list(question.right),
-        "goal_picture": list(question.goal_picture),
-        "judge": answer.stamp.judge,
-        "revision": answer.stamp.revision,
-        "prompt": answer.stamp.prompt,
-        "decoding": answer.stamp.decoding,
         "status": str(answer.status),
         "label": str(answer.label) if is_verdict and answer.label else None,
         "value": None if is_verdict else answer.value,
@@ -134,13 +128,7 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
         "p_tie": p_tie,
         "text": answer.text,
         "latency_s": answer.latency_s,
-        "tokens_in": usage.tokens_in if usage else None,
-        "tokens_out": usage.tokens_out if usage else None,
-        "cost_usd": usage.cost_usd if usage else None,
         "at": datetime.fromtimestamp(item.when, UTC),
-        "run": item.origin.run,
-        "task": item.origin.task,
-        "seed": item.origin.seed,
         "progress_left": progress[0],
         "progress_right": progress[1],
         "return_left": returns[0],

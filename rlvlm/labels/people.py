@@ -280,11 +280,9 @@ class PeopleQueue:
         return len(ripe)
 
     def waiting(self) -> int:
-        """Returns the number of questions that wait for a person."""
         return sum(asked.is_open for asked in self.asked.values())
 
     def figures(self, name: str) -> PersonFigures:
-        """Returns the statistics of a person's answers."""
         first, repeats = [], []
         for asked in self.asked.values():
             for said in asked.said.values():
@@ -303,7 +301,6 @@ class PeopleQueue:
         )
 
     def people(self) -> list[str]:
-        """Returns the names of all people who answered."""
         return sorted({said.name for asked in self.asked.values() for said in asked.said.values()})
 
     def attend(self) -> IO[bytes]:
