@@ -24,7 +24,7 @@ from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.core.steps import Transitions
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.rewards.environment import EnvironmentReward
+from rlvlm.rewards.source import EnvironmentReward
 
 OBS, ACTIONS, ROWS, BATCH = 39, 4, 20_000, 256
 ROUNDS, UPDATES = 20, 25

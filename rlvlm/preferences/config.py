@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
 from rlvlm.rewards.config import StepRewardConfig, check_name
 
 SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
@@ -35,8 +35,8 @@ class SimulatedTeacherConfig:
     """Time per answer on the teacher's own clock, >= 0: counted, but not waited for."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mistake <= 1:
-            raise ValueError(f"feedback.simulated.mistake is a probability in [0, 1], got {self.mistake}")
+        check_shares(self, "feedback.simulated", "mistake")
+        check_interval(self, "feedback.simulated", "[0, inf)", "skip", "equal", "seconds")
         if not 0 <= self.left <= 1 - self.mistake:
             raise ValueError(
                 f"feedback.simulated.left is a probability, with mistake at most 1, got {self.left} and {self.mistake}"
@@ -45,9 +45,6 @@ class SimulatedTeacherConfig:
             raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf takes the larger return")
         if not 0 < self.gamma <= 1:
             raise ValueError(f"feedback.simulated.gamma must be in (0, 1], got {self.gamma}; 1 forgets nothing")
-        for name in ("skip", "equal", "seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"feedback.simulated.{name} must be finite and >= 0, got {getattr(self, name)}")
 
 
 RESNET_MIN_PX = 64
@@ -225,11 +222,8 @@ class RewardModelConfig:
             raise ValueError(
                 f"need 0 <= reward_model.min_updates <= max_updates, got {self.min_updates} and {self.max_updates}"
             )
-        for name in ("stop_accuracy", "stop_error"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"reward_model.{name} must be in (0, 1], got {getattr(self, name)}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"reward_model.label_smoothing must be in [0, 1), got {self.label_smoothing}")
+        check_interval(self, "reward_model", "(0, 1]", "stop_accuracy", "stop_error")
+        check_interval(self, "reward_model", "[0, 1)", "label_smoothing")
 
 
 def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:

@@ -97,7 +97,6 @@ class ImageNetwork(RewardNetwork):
         return self.layers[:-1](images.permute(0, 3, 1, 2).float() / 255)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns rewards [M] of `images` [M, H, W, 3] uint8."""
         return self.rewards(self.layers[-1](self.features(images)))
 
 
@@ -132,7 +131,6 @@ class ResNetNetwork(RewardNetwork):
         return self.body(images.permute(0, 3, 1, 2).float() / 255).pooler_output.flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns rewards [M] of `images` [M, H, W, 3] uint8."""
         return self.rewards(self.head(self.features(images)))
 
 
@@ -170,7 +168,6 @@ class StateNetwork(RewardNetwork):
         return (rows - self.centre) / self.scale
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Returns rewards [M] of `rows` [M, D + A]."""
         return self.rewards(self.layers(self.features(rows)))
 
 

@@ -7,7 +7,7 @@ The run does not wait. A person's pending answers are `Deferred`; after every ro
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,29 +15,18 @@ from numpy.typing import NDArray
 from rlvlm.core.judging import Query, Verdict
 from rlvlm.core.steps import Frames, Pair, Trajectory
 from rlvlm.envs.images import FrameStore
-from rlvlm.labels.records import Question, describe
+from rlvlm.judges.human import HumanJudge
+from rlvlm.labels.records import describe
 from rlvlm.preferences.config import FeedbackConfig, MixedConfig
 from rlvlm.preferences.teachers import Deferred, SimulatedTeacher, Teacher, build_teacher, draw_sides
 from rlvlm.rewards.config import StepRewardConfig
-
-
-class Person(Protocol):
-    """Shows queries to a person, who answers them in any order, at any time: `judges.human.HumanJudge`."""
-
-    def ask(self, queries: Sequence[Query], /) -> None:
-        """Shows the queries to the person; a repeated query is not shown again."""
-        ...
-
-    def find(self, questions: Sequence[Question], /) -> list[Verdict | None]:
-        """Returns the answers to earlier queries, in order; None for open ones."""
-        ...
 
 
 class PersonTeacher(Teacher):
     """Defers every query to a person.
 
     Args:
-        person: shows the queries.
+        person: shows the queries to people, who answer in any order, at any time.
         frames: draws images at the judge's size.
         goal: goal in the queries.
         goal_picture: [1, H, W, 3] image of the reached goal to show; None shows none.
@@ -45,14 +34,13 @@ class PersonTeacher(Teacher):
 
     asks_person = True
 
-    def __init__(self, person: Person, frames: FrameStore, goal: str, goal_picture: Frames | None = None) -> None:
+    def __init__(self, person: HumanJudge, frames: FrameStore, goal: str, goal_picture: Frames | None = None) -> None:
         self._person = person
         self._frames = frames
         self._goal = goal
         self._goal_picture = goal_picture
 
     def answer(self, questions: Sequence[Pair]) -> list[Deferred]:
-        """Returns a `Deferred` for each query."""
         return [Deferred() for _ in questions]
 
     def follow(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | None]]:
@@ -99,7 +87,6 @@ class MixedTeacher(Teacher):
             teacher.inform(recent)
 
     def answer(self, questions: Sequence[Pair]) -> list[Verdict | Deferred]:
-        """Returns the judge's verdicts, or `Deferred` for the person's queries."""
         return self.prepare(questions)()
 
     def prepare(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | Deferred]]:

@@ -178,9 +178,19 @@ class Candidates(Generic[Question]):
         return means.reshape(num_questions, -1)
 
 
+def highest(values: NDArray[np.floating[Any]], num: int) -> NDArray[np.int64]:
+    """Returns the [num] indices of the largest of `values` [N], ascending; among equals the earlier ones."""
+    return np.sort(np.argsort(-values, kind="stable")[:num])
+
+
 Strategy = Callable[[Candidates[Any], int], NDArray[np.int64]]
 """Chooses `num` of N candidates to ask about, and returns their indices [num]."""
-STRATEGIES: dict[str, Strategy] = {}
+STRATEGIES: dict[str, Strategy] = {
+    "uniform": lambda candidates, num: np.arange(min(num, len(candidates))),
+    "disagreement": lambda candidates, num: highest(disagreement(candidates.returns), num),
+    "entropy": lambda candidates, num: highest(entropy(candidates.returns), num),
+    "k_center": lambda candidates, num: farthest_first(candidates.points, candidates.known_points, num),
+}
 """Strategies by name, as in `feedback.sampling`."""
 
 
@@ -202,31 +212,6 @@ def find_strategy(name: str) -> Strategy:
     """
     takes = ("candidates", "num")
     return find_registered(name, STRATEGIES, "feedback.sampling", "query_strategy", takes=takes)
-
-
-def highest(values: NDArray[np.floating[Any]], num: int) -> NDArray[np.int64]:
-    """Returns the [num] indices of the largest of `values` [N], ascending; among equals the earlier ones."""
-    return np.sort(np.argsort(-values, kind="stable")[:num])
-
-
-@query_strategy("uniform")
-def _uniform(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
-    return np.arange(min(num, len(candidates)))
-
-
-@query_strategy("disagreement")
-def _by_disagreement(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
-    return highest(disagreement(candidates.returns), num)
-
-
-@query_strategy("entropy")
-def _by_entropy(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
-    return highest(entropy(candidates.returns), num)
-
-
-@query_strategy("k_center")
-def _by_k_center(candidates: Candidates[Any], num: int) -> NDArray[np.int64]:
-    return farthest_first(candidates.points, candidates.known_points, num)
 
 
 def choose(
@@ -257,84 +242,90 @@ def choose(
     return [candidates[index] for index in indices.tolist()]
 
 
-class PairQueries(Stateful):
-    """Pairs of segments that a teacher compares: draws pairs whose sides look different, stores the decided ones.
+class Queries(Stateful):
+    """Questions of one kind: draws those worth asking, and stores the answers to train on.
 
     Args:
         frames: finds equal images; any size will do.
         model: rates the candidates, if `config.sampling` needs that.
-        config: sampling of pairs and handling of ties.
+        config: sampling of questions and handling of ties.
     """
 
-    count = metrics.COMPARISONS
+    count: str
+    """Metric of the number of answers to train on."""
+    num_sides: int
+    """Number of segments per question."""
     STATE = {"examples": "examples"}
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
         self._frames = frames
         self._model = model
         self._config = config
-        self.examples = Examples(num_sides=2)
+        self.examples = Examples(self.num_sides)
+
+    def _num_candidates(self, num: int) -> int:
+        return num * self._config.pool_factor(self._model.num_fits)
+
+    def _choose(self, candidates: list[Question], num: int) -> list[Question]:
+        ensemble = self._model.ensemble
+        return choose(candidates, num, sampling=self._config.sampling, ensemble=ensemble, known=self.examples)
+
+
+class PairQueries(Queries):
+    """Pairs of segments that a teacher compares: draws pairs whose sides look different, stores the decided ones."""
+
+    count = metrics.COMPARISONS
+    num_sides = 2
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Pair], int]:
         """Returns up to `num` pairs worth asking about, and how many drawn pairs looked alike."""
-        config = self._config
-        wanted = num * config.pool_factor(self._model.num_fits)
+        wanted, steps = self._num_candidates(num), self._config.segment_steps
         kept: list[Pair] = []
         num_drawn = 0
         for _ in range(_ROUNDS):
             # repeated, but not for ever: episodes in which nothing moves have no pair worth asking
-            drawn = draw_pairs(recent, wanted - len(kept), config.segment_steps, rng, self._frames.path_moments)
+            drawn = draw_pairs(recent, wanted - len(kept), steps, rng, self._frames.path_moments)
             num_drawn += len(drawn)
             kept += [pair for pair, is_dull in zip(drawn, look_alike(drawn, self._frames), strict=True) if not is_dull]
             if len(kept) == wanted:
                 break
-        num_look_alike = num_drawn - len(kept)
-        ensemble = self._model.ensemble
-        return choose(kept, num, sampling=config.sampling, ensemble=ensemble, known=self.examples), num_look_alike
+        return self._choose(kept, num), num_drawn - len(kept)
 
     def add(self, questions: Sequence[Pair], answers: Sequence[Verdict]) -> int:
         """Stores the labels to train on, and returns their number."""
         return self.examples.add(decided(questions, answers, self._config.ties))
 
 
-class ScoreQueries(Stateful):
+class ScoreQueries(Queries):
     """Single frames that a teacher scores: draws frames whose image was not scored before, stores the scored ones.
 
     Source: the VLM Score baseline of Wang et al. 2024 (RL-VLM-F), arXiv:2402.03681. Departures: frames are drawn one by
     one, and not as pairs with one side discarded; no image is scored twice, since a judge would repeat itself, and all
     new images are equally likely, however often they occurred.
-
-    Args:
-        frames, model, config: as in `PairQueries`.
     """
 
     count = metrics.SCORES
-    STATE = {"examples": "examples"}
+    num_sides = 1
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
-        self._frames = frames
-        self._model = model
-        self._config = config
+        super().__init__(frames, model, config)
         self._asked: set[bytes] = set()
-        self.examples = Examples(num_sides=1)
 
     def draw(self, recent: Sequence[Trajectory], num: int, rng: np.random.Generator) -> tuple[list[Segment], int]:
         """Returns up to `num` frames with new images, each image equally likely; and 0, as none is discarded."""
-        config = self._config
         snapshots = np.concatenate([trajectory.snapshots for trajectory in recent])
         first, _ = self._frames.distinct(snapshots)
         names = self._frames.keys(snapshots[first])
         # one row per image: an image that fills fifty episodes is as likely as a rare one
         new = [row for row, name in zip(first, names, strict=True) if name not in self._asked]
-        rows = rng.permutation(new)[: num * config.pool_factor(self._model.num_fits)].astype(np.int64)
+        rows = rng.permutation(new)[: self._num_candidates(num)].astype(np.int64)
         # from rows of all episodes end to end back to an episode and its step
         ends = np.cumsum([len(trajectory) for trajectory in recent])
         episodes = ends.searchsorted(rows, side="right")
         steps = rows - (ends - [len(trajectory) for trajectory in recent])[episodes]
         way = self._frames.path_moments
         frames = [recent[episode].segment(int(step), 1, way) for episode, step in zip(episodes, steps, strict=True)]
-        ensemble = self._model.ensemble
-        frames = choose(frames, num, sampling=config.sampling, ensemble=ensemble, known=self.examples)
+        frames = self._choose(frames, num)
         self._asked.update(self._keys(frames))  # at once: with `ahead` the next draw comes before the answers
         return frames, 0
 

@@ -193,7 +193,6 @@ class ScoreLog:
         self._episodes: list[Trajectory] = []
 
     def add(self, episode: Trajectory) -> None:
-        """Adds a finished episode."""
         self._episodes.append(episode)
 
     def drain(self, env_steps: int) -> list[ScoredItem]:

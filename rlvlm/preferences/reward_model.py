@@ -212,7 +212,6 @@ class RewardModel(Stateful):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores what `get_state` returned; older runs have no scale."""
         super().set_state({"scale": [0.0, 1.0]} | state)
 
     def _train(self, given: _ExampleTensors, held_out: _ExampleTensors) -> dict[str, float]:
@@ -308,11 +307,9 @@ class LearnedReward(RewardSource):
         return self._model.is_trusted
 
     def label(self, transitions: Transitions) -> FloatArray:
-        """Returns rewards [B]."""
         return self._model.agent_rewards(self._model.ensemble.rewards(Steps.of(transitions)))
 
     def label_leading(self, transitions: Transitions) -> FloatArray:
-        """Returns rewards [M] of as many leading rows as can be labelled within about half a second, M >= 1."""
         return self._model.agent_rewards(self._model.ensemble.leading_rewards(Steps.of(transitions)))
 
 

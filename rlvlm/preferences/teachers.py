@@ -109,11 +109,6 @@ class JudgeTeacher(Teacher):
         self._goal = goal
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
-        """Returns one answer per question, in order.
-
-        Raises:
-            JudgeUnavailable: the judge gives no answer at all.
-        """
         return self.prepare(questions)()
 
     def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
@@ -154,7 +149,6 @@ class OracleTeacher(Teacher):
         self._by_progress = by_progress
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
-        """Returns one answer per question, in order."""
         if questions and isinstance(questions[0], Segment):
             progress = [float(segment.progress[-1]) for segment in questions]
             return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in progress]
@@ -180,7 +174,6 @@ class RandomTeacher(Teacher):
         self._rng = np.random.default_rng(seed)
 
     def answer(self, questions: Sequence[Any]) -> list[Any]:
-        """Returns one answer per question, in order."""
         drawn = self._rng.random(len(questions))
         if questions and isinstance(questions[0], Segment):
             return [Score(status=Status.OK, value=float(value), stamp=self._stamp) for value in drawn]
@@ -236,7 +229,6 @@ class SimulatedTeacher(Teacher):
         return lambda: verdicts
 
     def answer(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """Returns one verdict per pair, in order."""
         if not pairs:
             return []
         config = self._config
@@ -310,41 +302,42 @@ def read_shares(path: Path, task: str = "") -> FloatArray:
     Raises:
         ValueError: the file is missing, is about several judges, or lacks a column or a bin.
     """
-    if path.suffix == ".json":  # of judge-bench; else of judge-report, which does not distinguish sides
-        return _bench_shares(path, task)
+    is_bench = path.suffix == ".json"  # of judge-bench; else of judge-report, which does not distinguish sides
     try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        if len({row.get("source") for row in rows}) > 1:
-            raise ValueError("it is about several judges; keep the rows of one")
-        none = ("no_preference", "invalid", "failed")
-        counts = {
-            int(row["bin"]): [float(row["correct"]), float(row["incorrect"]), sum(float(row[name]) for name in none)]
-            for row in rows
-        }
-        shares = np.array([counts[index + 1] for index in range(NUM_BINS)], np.float32)
-    except (OSError, KeyError, TypeError, ValueError, csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"feedback.measured {path} is no table of a judge ({type(error).__name__}: {error}); it needs the columns "
-            "bin (1 to 10), correct, incorrect, no_preference, invalid and failed, as judge_report.csv has them"
-        ) from None
-    if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
-        raise ValueError(f"feedback.measured {path} needs counts >= 0, and one that is not")
-    return shares
-
-
-def _bench_shares(path: Path, task: str) -> FloatArray:
-    try:
-        tables = read_json(path)["teacher"]
-        shares = np.array(tables.get(task, tables["all"])["pairs"], np.float32)
-        if shares.shape != (NUM_BINS, 2, 3) or not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
-            raise ValueError(f"counts of shape {shares.shape}")
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"feedback.measured {path} has no table of answers to pairs ({type(error).__name__}: {error}); "
+        if is_bench:
+            tables = read_json(path)["teacher"]
+            shares = np.array(tables.get(task, tables["all"])["pairs"], np.float32)
+            if shares.shape != (NUM_BINS, 2, 3):
+                raise ValueError(f"counts of shape {shares.shape}")
+        else:
+            shares = _report_counts(path)
+        if not (np.isfinite(shares).all() and (shares >= 0).all() and shares.any()):
+            raise ValueError("it needs counts >= 0, and one that is not")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, csv.Error, UnicodeDecodeError) as error:
+        needed = (
             "rlvlm judge-bench writes one for a judge that compares"
+            if is_bench
+            else "it needs the columns bin (1 to 10), correct, incorrect, no_preference, invalid and failed, as "
+            "judge_report.csv has them"
+        )
+        raise ValueError(
+            f"feedback.measured {path} is no table of a judge's answers to pairs ({type(error).__name__}: {error}); "
+            f"{needed}"
         ) from None
     return shares
+
+
+def _report_counts(path: Path) -> FloatArray:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if len({row.get("source") for row in rows}) > 1:
+        raise ValueError("it is about several judges; keep the rows of one")
+    none = ("no_preference", "invalid", "failed")
+    counts = {
+        int(row["bin"]): [float(row["correct"]), float(row["incorrect"]), sum(float(row[name]) for name in none)]
+        for row in rows
+    }
+    return np.array([counts[index + 1] for index in range(NUM_BINS)], np.float32)
 
 
 class MeasuredTeacher(Teacher):

@@ -4,10 +4,9 @@ from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.plugins import load_object, needed_parameters
-from rlvlm.rewards.environment import EnvironmentReward, SuccessReward
 from rlvlm.rewards.judged import FunctionReward, JudgedReward
 from rlvlm.rewards.novelty import NoveltyReward
-from rlvlm.rewards.source import RewardSource, SourceContext
+from rlvlm.rewards.source import EnvironmentReward, RewardSource, SourceContext, SuccessReward
 
 _SHIPPED: dict[str, type[RewardSource]] = {
     "judged": JudgedReward,

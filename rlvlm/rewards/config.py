@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Literal
 
-from rlvlm.core.checks import check_least, check_shares
+from rlvlm.core.checks import check_interval, check_least, check_shares
 
 SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
 """Names of the sources of step rewards, with the same meaning in all algorithms."""
@@ -173,14 +173,12 @@ class MonitorConfig:
     newest episodes that surely lies below it raises an alarm."""
 
     def __post_init__(self) -> None:
-        if min(self.controls, self.preflight) < 0 or self.window < 20:
-            got = f"{self.controls}, {self.preflight} and {self.window}"
-            raise ValueError(f"need monitor.controls and preflight >= 0 and window >= 20, got {got}")
-        if self.success_threshold is not None and not 0 < self.success_threshold <= 1:
-            raise ValueError(f"monitor.success_threshold must be in (0, 1] or None, got {self.success_threshold}")
-        if not 0 <= self.max_false_positives <= 1 or not 0.5 <= self.min_auc <= 1:
-            got = f"{self.max_false_positives} and {self.min_auc}"
-            raise ValueError(f"need max_false_positives in [0, 1] and min_auc in [0.5, 1], got {got}")
+        check_least(self, "reward.monitor", 0, "controls", "preflight")
+        check_least(self, "reward.monitor", 20, "window")
+        check_shares(self, "reward.monitor", "max_false_positives")
+        check_interval(self, "reward.monitor", "[0.5, 1]", "min_auc")
+        if self.success_threshold is not None:
+            check_interval(self, "reward.monitor", "(0, 1]", "success_threshold")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

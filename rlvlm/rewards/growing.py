@@ -10,11 +10,10 @@ class GrowingArray:
     Args:
         row_shape: shape of one row; `()` for numbers.
         dtype: type of the elements.
-        capacity: initial number of rows in memory, >= 1.
     """
 
-    def __init__(self, row_shape: tuple[int, ...], dtype: DTypeLike = np.float32, capacity: int = 1024) -> None:
-        self._memory: NDArray = np.empty((capacity, *row_shape), dtype)
+    def __init__(self, row_shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> None:
+        self._memory: NDArray = np.empty((1024, *row_shape), dtype)
         self._num_rows = 0
 
     def __len__(self) -> int:

@@ -45,7 +45,6 @@ class _ScoredImages(RewardSource):
         return np.array([np.nan if score.value is None else score.value for score in scores])[kind]
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the scores of all images seen so far."""
         return self._memory.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -75,7 +74,6 @@ class JudgedReward(_ScoredImages):
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """Returns the source that asks the run's judge."""
         assert context.judge is not None, "the config has checked that there is one"
         return cls(context.judge, context.frames, context.goal)
 

@@ -16,6 +16,7 @@ import numpy as np
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score
+from rlvlm.core.state import Stateful
 from rlvlm.judges.agreement import (
     area_interval,
     area_under_curve,
@@ -48,13 +49,21 @@ class RewardHacked(JudgeUnavailable):
     """The judge rewards failures: going on would teach the policy to fool it."""
 
 
-class JudgeMonitor:
+class JudgeMonitor(Stateful):
     """Statistics of the newest episodes against the first ones, and an alarm that stays once it is raised.
 
     Args:
         config: sizes and bounds.
         success_threshold: score from which the judge is taken to call an episode a success.
     """
+
+    STATE = {
+        "first": "_first",
+        "recent": "_recent",
+        "controls": "_controls",
+        "alarm": "alarm",
+        "kind": "_kind",
+    }
 
     def __init__(self, config: MonitorConfig, success_threshold: float) -> None:
         self._config = config
@@ -128,7 +137,6 @@ class JudgeMonitor:
         ]
 
     def note_controls(self, rows: Sequence[list[float]]) -> None:
-        """Records the result of `show_controls`."""
         self._controls.extend(rows)
 
     def report(self) -> dict[str, float]:
@@ -169,26 +177,11 @@ class JudgeMonitor:
                 figures |= {name: hits / count} if count else {}
         return {name: value for name, value in figures.items() if np.isfinite(value)}
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the whole state, for a checkpoint."""
-        return {
-            "first": [list(row) for row in self._first],
-            "recent": [list(row) for row in self._recent],
-            "controls": [list(row) for row in self._controls],
-            "alarm": self.alarm,
-            "kind": self._kind,
-        }
-
     def set_state(self, state: dict[str, Any]) -> None:
-        self._first = [list(row) for row in state["first"]]
-        for kept, rows in ((self._recent, state["recent"]), (self._controls, state["controls"])):
-            # the deque itself is kept, and with it its maximum length from the config
-            kept.clear()
-            kept.extend(list(row) for row in rows)
+        """Restores what `get_state` returned; checkpoints of older versions only knew the first kind of alarm."""
+        super().set_state({"kind": bool(state["alarm"])} | state)
         if any(len(row) < 5 for row in self._controls):  # rows of older versions lack the ordinary score
             self._controls.clear()
-        self.alarm = str(state["alarm"])
-        self._kind = int(state.get("kind", bool(self.alarm)))  # checkpoints of older versions only knew the first kind
 
     def _found(self) -> Iterator[tuple[int, str]]:
         """Yields possible faults, each as a key of `metrics.JUDGE_ALARMS` and its evidence, which is empty without a

@@ -38,11 +38,9 @@ class VisitedStates:
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """All states [N, D]."""
         return self._rows.rows
 
     def append(self, rows: FloatArray) -> None:
-        """Adds states [M, D]."""
         from scipy.spatial import KDTree  # slow to import, and most sources need no neighbours
 
         self._rows.append(rows)
@@ -126,7 +124,6 @@ class NoveltyReward(RewardSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> Self:
-        """Returns the novelty of the task's observations."""
         return cls(context.novelty_neighbour, context.env.observation_space.shape[0])
 
     @property

@@ -157,7 +157,6 @@ class JudgeScorer(Stateful):
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """Returns one score per item, in order. Raises as `ScoreMemory.score` does."""
         self.num_asked += len(items)
 
         def draw_clips(indices: list[int]) -> list[Clip]:
@@ -233,7 +232,6 @@ class SimulatedScorer(Stateful):
         self.num_asked = 0
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        """Returns one score per item, in order, always with a value."""
         scores = []
         for number, item in enumerate(items, self.num_asked):
             # seeded by the number of earlier scores: a resumed run continues with the same draws

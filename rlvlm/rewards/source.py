@@ -74,3 +74,17 @@ class RewardSource(Stateful):
         Used to relabel the replay of a source with `Labelling.ON_CHANGE` in pieces.
         """
         return self.label(transitions)
+
+
+class EnvironmentReward(RewardSource):
+    """The env's true reward, unchanged: the baseline for learned and judged ones."""
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        return transitions.env_rewards
+
+
+class SuccessReward(RewardSource):
+    """Reward of 1 if the env's own success test holds after the action, else 0."""
+
+    def label(self, transitions: Transitions) -> FloatArray:
+        return transitions.success

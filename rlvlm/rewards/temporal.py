@@ -30,19 +30,18 @@ class TemporalNovelty(Stateful):
         num_actions: number of the env's actions.
         draw: draws images [N, H, W, 3] of snapshots [N, S].
         seed: seed of the network and of its training order.
-        lr: learning rate of Adam.
     """
 
     STATE = {"network": "_network", "adam": "_optimizer", "order": "_order"}
 
-    def __init__(self, num_actions: int, draw: Callable[[FloatArray], Frames], seed: int, lr: float = 3e-3) -> None:
+    def __init__(self, num_actions: int, draw: Callable[[FloatArray], Frames], seed: int) -> None:
         self._draw = draw
         self._num_actions = num_actions
         state = torch.random.get_rng_state()
         torch.manual_seed(seed)
         self._network = _Predictor(num_actions)
         torch.random.set_rng_state(state)  # no other random draw depends on whether novelty is used
-        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr)
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=3e-3)
         self._order = torch.Generator().manual_seed(seed)
         self._kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_KEPT)
 
@@ -73,7 +72,6 @@ class TemporalNovelty(Stateful):
                 self._optimizer.step()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns network, optimiser, kept episodes, and random state."""
         kept = [{"image": image.numpy(), "actions": actions.numpy()} for image, actions in self._kept]
         return super().get_state() | {"kept": kept}
 

@@ -5,7 +5,7 @@ from rlvlm.algorithms.evaluation import evaluate
 from rlvlm.algorithms.sac_pebble.player import StepsPlayer
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.environment import SuccessReward
+from rlvlm.rewards.source import SuccessReward
 from rlvlm.testing import TinyEnv
 
 

@@ -20,8 +20,7 @@ from rlvlm.core.steps import FloatArray, Trajectory, Transitions
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.playing import Slot, play
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.environment import EnvironmentReward
-from rlvlm.rewards.source import RewardSource
+from rlvlm.rewards.source import EnvironmentReward, RewardSource
 
 KIND = "squashed_gaussian"
 """Kind of the policy's file in a checkpoint."""

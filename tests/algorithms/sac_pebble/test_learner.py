@@ -16,7 +16,7 @@ from rlvlm.core.steps import Transitions
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.rewards.environment import EnvironmentReward
+from rlvlm.rewards.source import EnvironmentReward
 
 OBS, ACTIONS = 4, 2
 

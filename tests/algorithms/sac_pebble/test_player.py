@@ -5,7 +5,7 @@ from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, StepsPlayer, to_tr
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
-from rlvlm.rewards.environment import EnvironmentReward, SuccessReward
+from rlvlm.rewards.source import EnvironmentReward, SuccessReward
 
 
 def step(number, num_envs=2):
