@@ -256,7 +256,9 @@ class ServedJudge:
         """Stores the settings; connects to nothing yet.
 
         Args:
-            app, timeout_s, retries: as in `AppClient`.
+            app: name of the Serve application.
+            timeout_s: maximum wait for one request's answer, seconds.
+            retries: tries after the first.
             batch_size: questions per request.
             in_flight: number of concurrent requests.
             run: name of the asking run; runs share a server evenly. If empty, a name is generated.

@@ -158,7 +158,7 @@ def test_it_is_met_within_the_round(
     elif place == "label":
         monkeypatch.setattr(JUDGE, "odd", odd)
         if name == "ppo":  # which remembers what was said of a turn
-            algorithm._labeller._scorer._memory._known.clear()
+            algorithm._labeller.judged.scorer._memory._known.clear()
     else:
         break_learner(name, algorithm, place, odd, monkeypatch)
     try:

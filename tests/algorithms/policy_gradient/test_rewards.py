@@ -339,12 +339,12 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
     ):  # fmt: skip
         plain, _ = judged([*np.array([0.3, 0.4, 0.1, 0.2])[order], 0.24, 0.26], **settings)
         plain.preflight_on(made, 0, lambda line: None)
-        assert plain.monitor.success_threshold == pytest.approx(success_threshold), (
+        assert plain.judged.monitor.success_threshold == pytest.approx(success_threshold), (
             "a run that has no threshold is watched by the preflight's"
         )
         again, _ = judged([], **settings)
         again.set_state(plain.get_state())
-        assert again.monitor.success_threshold == plain.monitor.success_threshold
+        assert again.judged.monitor.success_threshold == plain.judged.monitor.success_threshold
 
 
 @pytest.mark.parametrize(
@@ -370,14 +370,13 @@ def test_noise_is_how_far_scores_of_one_episode_lie_apart(tmp_path: Path) -> Non
 
     def noise(**settings: Any) -> float:
         labeller, _ = judged([*answers], **settings)
-        assert labeller._scorer is not None
-        return labeller.measure_noise(known, labeller._scorer)
+        return labeller.judged.measure_noise(known, labeller.judged.scorer)
 
     assert noise() == pytest.approx(math.sqrt(0.04 / 2))
     assert noise(success_weight=1.0) == pytest.approx(math.sqrt(0.04 / 2) / 2)
     assert noise(threshold=0.8) == pytest.approx(math.sqrt((0 + 1) / 2 / 2))
     random = RewardLabeller(ChunkRewardConfig(source="judged", teacher="random"), random_scorer(seed=0))
-    assert random.measure_noise(known * 300, random_scorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
+    assert random.judged.measure_noise(known * 300, random_scorer(seed=0)) == pytest.approx(1 / math.sqrt(12), abs=0.02)
     judge = ByHand([0.2, 0.4])
     assert without_memory(CachedJudge(judge, LabelStore(tmp_path))) is without_memory(judge) is judge, (
         "its noise is that of new answers"
