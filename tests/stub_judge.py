@@ -26,6 +26,10 @@ Hang = Literal["sleep", "gil", "loop", "stop"]
 process is blocked; stop: SIGSTOP."""
 
 
+WHO = "say who answers"
+"""Goal of a question whose answer carries the id of the process that gave it."""
+
+
 class StubJudge:
     """A judge whose verdict is a pure function of the images, with faults on demand.
 
@@ -76,7 +80,8 @@ class StubJudge:
         """The one right answer."""
         mark = _fingerprint(query.goal, query.left, query.right)
         label = Label.RIGHT if mark[0] % 2 else Label.LEFT
-        return Verdict(status=Status.OK, label=label, stamp=self.stamp, text=mark.hex())
+        text = str(os.getpid()) if query.goal == WHO else mark.hex()
+        return Verdict(status=Status.OK, label=label, stamp=self.stamp, text=text)
 
     def _think(self, count: int) -> None:
         for kind in ("sleep", "gil", "loop", "stop") if self._trap and self._was_asked else ():

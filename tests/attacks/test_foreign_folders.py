@@ -194,7 +194,7 @@ def test_a_label_store_elsewhere_is_not_read_without_trust(command: str, machine
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine: Path, monkeypatch) -> None:
+def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-4b1d")
     file, server = machine / "run/config.yaml", ApiServer()
     with server.running() as url, socket.create_server(("127.0.0.1", 0)) as listener:
@@ -204,8 +204,9 @@ def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine
         file.parent.mkdir()
         file.write_text(config_text(override(parse_run(WORDS, "rlvlm run").config, api | asks)))
         (machine / "run/command.txt").write_text("rlvlm run\n")
-        _, err = finish(start("resume", "run"), code=2)
-        assert nobody in box_words(err) and "AWS_SECRET_ACCESS_KEY" in box_words(err)
+        assert main(["resume", "run"]) == 2
+        said = box_words(capsys.readouterr().err)
+        assert nobody in said and "AWS_SECRET_ACCESS_KEY" in said
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):  # not even a connection
             listener.accept()

@@ -45,17 +45,6 @@ class Babbler:
         pass
 
 
-def test_a_label_by_hand_comes_through() -> None:
-    model = Babbler(iter(["1", "both", "Answer: -1"]))
-    config = JudgeConfig(prompt="single_stage")
-    verdicts = ChatJudge(config, BatchAsker(model, config)).compare([QUERY] * 3)
-    assert [(verdict.status, verdict.label) for verdict in verdicts] == [
-        (Status.OK, Label.RIGHT),
-        (Status.INVALID, None),
-        (Status.NO_PREFERENCE, Label.TIE),
-    ]
-
-
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.full)])
 def test_garbage_makes_no_exception_and_no_label_outside_the_set(count) -> None:
     model, tally = Babbler(iter(garbage(2 * count, SEED))), dict.fromkeys(Status, 0)

@@ -22,7 +22,7 @@ from api_server import ApiServer, Call, Response, error
 from chaos import FaultReport, Killer, exists, replica_pids, wait_until
 from ray import serve
 from ray.serve.exceptions import BackPressureError
-from stub_judge import StubJudge, set_trap, stub, stub_queries
+from stub_judge import WHO, StubJudge, set_trap, stub, stub_queries
 from tiny_run import table
 
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -87,6 +87,12 @@ def ask_all(client: ServedJudge, queries: list[Query]) -> list[list[Verdict]]:
 
 def scales(small: object, full: object) -> list:
     return [pytest.param(small, id="small"), pytest.param(full, id="full", marks=[pytest.mark.full])]
+
+
+def test_pieces_of_a_row_meet_in_no_replica(running):
+    # two pieces at once, as an engine sends a row; Serve's own router has them meet in half of all rows
+    rows = [client_of(running).compare(stub_queries(8, seed, WHO)) for seed in range(12)]
+    assert [len({verdict.text for verdict in row}) for row in rows] == [2] * 12
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,15 @@
 """Judges that answer from memory or from a label store."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlvlm.core.errors import JudgeUnavailable
-from rlvlm.core.judging import Clip, Query, Stamp, Status
+from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import CachedConfig, JudgeConfig
-from rlvlm.labels.records import answer_key, describe
 from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge, check_judge
 
@@ -19,10 +17,6 @@ from rlvlm.testing import FakeJudge, check_judge
 def make_query(left: int, right: int) -> Query:
     frames = [np.full((1, 4, 4, 3), level, np.uint8) for level in (left, right)]
     return Query(goal="open it", left=frames[0], right=frames[1])
-
-
-def key_of(item: Query | Clip, stamp: Stamp) -> str:
-    return answer_key(describe(item)[0].id, stamp)
 
 
 class CountingJudge(FakeJudge):
@@ -60,32 +54,6 @@ def test_failed_answers_are_asked_again(tmp_path):
     assert [verdict.status for verdict in cached.compare(queries)] == [Status.FAILED, Status.OK]
     assert [verdict.status for verdict in cached.compare(queries)] == [Status.OK, Status.OK]
     assert judge.calls == [2, 1]
-
-
-def test_everything_that_decides_an_answer_is_in_the_key():
-    query, stamp = make_query(1, 2), FakeJudge().stamp
-    swapped = query.swapped
-    wide = replace(query, left=query.left.reshape(1, 2, 8, 3))
-    shown = replace(query, goal_picture=query.right)
-    others = [
-        key_of(swapped, stamp),
-        key_of(replace(query, goal="close it"), stamp),
-        key_of(wide, stamp),
-        key_of(shown, stamp),
-        *(key_of(query, replace(stamp, **{p: "x"})) for p in ("judge", "revision", "prompt", "decoding")),
-        key_of(Clip(goal=query.goal, frames=query.left), stamp),
-    ]
-    assert key_of(query, stamp) == key_of(make_query(1, 2), stamp)
-    assert len({key_of(query, stamp), *others}) == 1 + len(others)
-
-
-def test_answers_outlive_the_process_to_the_bit(tmp_path):
-    queries = [make_query(0, 9), make_query(9, 0), make_query(4, 4)]
-    verdicts = CachedJudge(FakeJudge(margin=1), LabelStore(tmp_path / "store")).compare(queries)
-    judge = CountingJudge(margin=1)
-    remembered = CachedJudge(judge, LabelStore(tmp_path / "store")).compare(queries)
-    assert remembered == verdicts and judge.calls == []
-    assert [verdict.question for verdict in remembered] == [verdict.question for verdict in verdicts] != ["", "", ""]
 
 
 def test_two_runs_that_share_a_store_see_each_others_answers_while_both_live(tmp_path):

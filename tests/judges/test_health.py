@@ -37,12 +37,6 @@ def test_a_judge_that_cannot_be_read_is_given_up_with_samples() -> None:
     health.check(garbage[100:])  # the next judge is not blamed for the last one
 
 
-def test_a_few_unreadable_answers_prove_nothing() -> None:
-    health = JudgeHealth()
-    health.note([unread()] * 49)
-    health.check([unread()] * 49)
-
-
 def test_a_restored_patience_is_as_short() -> None:
     one, other = JudgeHealth(), JudgeHealth()
     one.note([unread()] * 49 + [LEFT])

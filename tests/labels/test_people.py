@@ -132,15 +132,6 @@ def test_lines_may_be_read_in_any_order_and_odd_ones_cost_themselves_alone(tmp_p
     assert [one.choice for one in reader.asked[PAIR.id].said.values()] == ["left"]
 
 
-def test_a_page_knows_whether_somebody_waits_for_answers(tmp_path: Path) -> None:
-    page = queue(tmp_path, PAIR)
-    assert page.askers() == "none"
-    waiting = queue(tmp_path).attend()
-    assert page.askers() == "alive"
-    waiting.close()
-    assert page.askers() == "gone"
-
-
 def test_names_are_fit_for_links_and_stamps() -> None:
     assert check_name("anna-2.b_c") == "anna-2.b_c"
     for name in ("", "a" * 33, "a b", "a;b", "ä", "a\n"):

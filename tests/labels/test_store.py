@@ -7,6 +7,7 @@ import random
 import time
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -121,6 +122,8 @@ def test_questions_are_told_apart_by_what_they_show():
     assert described[0][0].swapped == described[2][0] and len(described[0][1]) == 4
     odd = Query(goal="a", left=np.array(3), right=frames[0].astype(float))  # type: ignore[arg-type]
     assert len(describe(odd)[0].id) == 64
+    stamps = [STAMP, *(replace(STAMP, **{part: "x"}) for part in ("judge", "revision", "prompt", "decoding"))]
+    assert len({answer_key(described[0][0].id, stamp) for stamp in stamps}) == 5
 
 
 def test_the_truth_is_a_line_of_its_own(tmp_path):

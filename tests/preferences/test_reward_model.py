@@ -394,9 +394,11 @@ def test_normalised_rewards_tell_near_from_nearer() -> None:
     labels, near = mark_labels(0.6, 800), mark_labels(0.06, 400)
     right, models = {}, {}
     for output in ("bounded", "normalised"):
-        config = RewardModelConfig(lr=1e-3, batch_size=64, stop_accuracy=1.0, hold_out_every=0, output=output)
+        config = RewardModelConfig(
+            ensemble=1, lr=1e-3, batch_size=64, stop_accuracy=1.0, hold_out_every=0, output=output
+        )
         model = models[output] = RewardModel(StateInput(4, 2), config, seed=0)
-        for _ in range(10):
+        for _ in range(7):
             model.fit(labels)
         returns = model.agent_rewards(model.ensemble.rewards(near.steps())).reshape(-1, 2)
         right[output] = ((returns[:, 1] > returns[:, 0]) == (near.targets > 0.5)).mean()

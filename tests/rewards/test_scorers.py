@@ -80,14 +80,6 @@ def test_the_judge_is_asked_once_about_what_is_alike() -> None:
     assert len(judge.asked) == 3 and scorer.num_asked == 8
 
 
-def test_what_failed_is_asked_again_and_the_rest_is_not() -> None:
-    judge = Pixels(missing=[30])
-    scorer = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
-    assert [score.value for score in scorer.score([shown(20), shown(30)])] == [0.2, None]
-    assert [score.value for score in scorer.score([shown(20), shown(30)])] == [0.2, 0.3]
-    assert len(judge.asked) == 3
-
-
 def test_a_judge_that_answers_nothing_ends_the_run() -> None:
     scorer = JudgeScorer(Pixels(missing=range(20)), draw, remembers=True)  # pyright: ignore[reportArgumentType]
     assert [score.value for score in scorer.score([shown(0)])] == [None]

@@ -1,12 +1,18 @@
 """What becomes of a judge's config and placement."""
 
+from typing import Any
+
 import pytest
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.serving.config import PlacementConfig, check_environment
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+from rlvlm.serving.config import PlacementConfig, PolicyVllmConfig, ServedEngineConfig, check_environment
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.vlms.config import EngineConfig
+
+ALONE = {"colocated": True, "num_gpus": 0.5, "backend": "vllm"}
 
 
 def test_the_dashboard_names_a_judge_by_what_it_is() -> None:
@@ -74,3 +80,29 @@ def test_a_model_is_not_spread_over_more_gpus_than_it_gets(tmp_path):
     with pytest.raises(UsageError, match="needs 2 GPUs a replica, got 1"):
         check_environment(judge, PlacementConfig(num_gpus=1))
     check_environment(judge, PlacementConfig(num_gpus=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"num_replicas": 1, "num_gpus": 0.5, "colocated": True}, "engine.num_gpus must be 0 with engine.colocated"),
+        *(({name: value}, "no effect without engine.num_replicas") for name, value in ALONE.items()),
+        ({"num_replicas": 1, "stall_s": 0.1}, "engine.stall_s must be >= 1"),
+        ({"num_replicas": 1, "vllm": PolicyVllmConfig(eager=True)}, "no effect without engine.backend vllm"),
+    ],
+)
+def test_settings_of_a_policys_engine_that_contradict_each_other_are_refused(settings: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ServedEngineConfig(**settings)
+
+
+def test_the_plan_books_no_card_for_engines_on_the_learners_and_refuses_what_cannot_share() -> None:
+    two = {"engine.num_replicas": 2, "algo.num_learners": 2, "algo.gpus_per_learner": 1.0, "engine.colocated": True}
+    with pytest.raises(UsageError, match="algo.staleness 1 has no effect with engine.colocated"):
+        override(recipe("number_line"), two | {"algo.staleness": 1})
+    with pytest.raises(UsageError, match="at most one replica for each learner"):
+        override(recipe("number_line"), two | {"engine.num_replicas": 3})
+    roles = override(recipe("number_line"), two).roles
+    (engines,) = [role for role in roles if role.name.startswith("the policy's replicas")]
+    assert "on the learners' GPUs" in engines.name and engines.gpus == 0
+    assert sum(role.count * role.gpus for role in roles) == 2

@@ -228,8 +228,8 @@ def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(
 
     async def waited() -> Any:
         answer = asyncio.create_task(asked(replica, weights, frame))
-        for _ in range(10):
-            await asyncio.sleep(0.2)
+        for _ in range(6):  # a stuck one is found out at the third look
+            await asyncio.sleep(0.1)
             assert replica._heartbeat.stuck(stall_s=5, deadline_s=60) is None
         assert (replica._heartbeat.busy_since is None) == (late_one == 0)
         gate.touch()
@@ -250,7 +250,7 @@ def test_one_that_dies_in_the_middle_of_a_sync_holds_nobody_up_and_comes_back_wi
     own = ids_of(here.reply(*requests(12), max_new_tokens=6))
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(engine.reply, *requests(12), max_new_tokens=6)
-        time.sleep(2.0)
+        time.sleep(1.0)
         assert not waits.done(), "both have all but the last bucket"
         gone = replica_pids(app)[0]
         os.kill(gone, signal.SIGKILL)
@@ -400,10 +400,3 @@ def test_one_that_cannot_load_at_its_turn_says_why(served: None, folder: Path) -
         with pytest.raises(ModelUnavailable, match="cannot wake: .*the card is full"):
             engine.wake([])
         engine.close()
-
-
-def test_settings_without_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
-        ServedEngineConfig(num_gpus=0.5)
-    with pytest.raises(ValueError, match="engine.stall_s must be >= 1"):
-        ServedEngineConfig(num_replicas=1, stall_s=0.1)

@@ -219,9 +219,5 @@ def test_what_vllm_cannot_be_given_is_refused_with_the_setting() -> None:
     assert "--policy.train-vision" in caught.value.fix
     with pytest.raises(UsageError, match="4-bit"):
         check_policy(PolicyConfig(quantization="nf4"))
-    with pytest.raises(ValueError, match="no effect without engine.backend vllm"):
-        ServedEngineConfig(num_replicas=1, vllm=PolicyVllmConfig(eager=True))
-    with pytest.raises(ValueError, match="no effect without engine.num_replicas"):
-        ServedEngineConfig(backend="vllm")
     with pytest.raises(ValueError, match="--policy.lora-rank"):
         PolicyVllmConfig(structured=False)

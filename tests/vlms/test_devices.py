@@ -3,8 +3,9 @@
 import os
 
 import pytest
+import torch
 
-from rlvlm.vlms.devices import follow_ray, own_gpu, use_expandable_segments, use_own_segments
+from rlvlm.vlms.devices import follow_ray, gpu_id, own_gpu, torch_device, use_expandable_segments, use_own_segments
 
 ALLOCATOR, LEGACY = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -39,3 +40,12 @@ def test_a_worker_with_a_gpu_sets_its_allocator_up(monkeypatch: pytest.MonkeyPat
         follow_ray(["0"])
         assert os.environ[ALLOCATOR] == "expandable_segments:True"
     monkeypatch.delenv(ALLOCATOR)
+
+
+def test_cards_have_the_names_that_this_process_sees_them_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    # by hand: of the gpus 4, 2 and 7 torch calls 2 the second
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,7")
+    assert gpu_id(torch.device("cuda", 1)) == "2" and torch_device("2") == "cuda:1"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert gpu_id(torch.device("cuda")) == "0" and torch_device("3") == "cuda:3"
+    assert gpu_id(torch.device("cpu")) == "" and torch_device("") == "cpu"
