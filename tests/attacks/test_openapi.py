@@ -14,7 +14,7 @@ PICTURES = [text(png(level, kind=kind)) for level, kind in [(0, "PNG"), (255, "P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [240, pytest.param(20_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [120, pytest.param(20_000, marks=pytest.mark.full)])
 def test_no_request_breaks_the_gateway(tmp_path: Path, count: int) -> None:
     # imported here: it takes seconds, and every test process reads this file
     import schemathesis
