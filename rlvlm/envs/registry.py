@@ -84,24 +84,22 @@ class Task:
 
 def shipped_tasks() -> Iterator[Task]:
     """Yields each shipped task once; SoftGym's only if it is installed."""
-    for name, (goal, goal_state) in PAPER_GOALS.items():
-        yield Task(
-            name=name,
-            goal=goal,
-            goal_state=goal_state,
-            arguments=(name,),
-            maker="rlvlm.envs.metaworld.env:make_paper",
-            env=MetaWorldConfig(),
-        )
-    for name, (goal, goal_state) in STOCK_GOALS.items():
-        yield Task(
-            name=f"metaworld/{name}",
-            goal=goal,
-            goal_state=goal_state,
-            arguments=(name,),
-            maker="rlvlm.envs.metaworld.env:make_stock",
-            env=MetaWorldConfig(robot="visible"),
-        )
+    named: list[tuple[str, Mapping[str, tuple[str, str]], str, EnvConfig]] = [
+        ("", PAPER_GOALS, "metaworld.env:make_paper", MetaWorldConfig()),
+        ("metaworld/", STOCK_GOALS, "metaworld.env:make_stock", MetaWorldConfig(robot="visible")),
+    ]
+    if importlib.util.find_spec("softgym") is not None:
+        named.append(("softgym/", SOFTGYM_GOALS, "deformables.softgym:SoftGymEnv", StepEnvConfig(episode_steps=100)))
+    for prefix, goals, maker, env in named:
+        for name, (goal, goal_state) in goals.items():
+            yield Task(
+                name=f"{prefix}{name}",
+                goal=goal,
+                goal_state=goal_state,
+                arguments=(name,),
+                maker=f"rlvlm.envs.{maker}",
+                env=env,
+            )
     yield Task(
         name="cartpole",
         goal="balance the brown pole on the black cart to be upright",
@@ -119,16 +117,6 @@ def shipped_tasks() -> Iterator[Task]:
             maker=f"rlvlm.envs.deformables.{name}:make_{name}",
             env=DEFORMABLE_ENVS[name],
         )
-    if importlib.util.find_spec("softgym") is not None:
-        for name, (goal, goal_state) in SOFTGYM_GOALS.items():
-            yield Task(
-                name=f"softgym/{name}",
-                goal=goal,
-                goal_state=goal_state,
-                arguments=(name,),
-                maker="rlvlm.envs.deformables.softgym:SoftGymEnv",
-                env=StepEnvConfig(episode_steps=100),
-            )
     for name, (goal, goal_state, maker, turns) in GAMES.items():
         yield Task(
             name=name,

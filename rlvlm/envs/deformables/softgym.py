@@ -1,8 +1,8 @@
 """SoftGym's own tasks as envs: `softgym/NAME`, where the package can be imported. Built by the registry.
 
 SoftGym (Lin et al. 2020, arXiv:2011.07215) runs on PyFleX, which is compiled with CUDA. It cannot be installed on the
-project's own machines, so this adapter has been tried with a stand-in of the same interface only. What to know:
 project's own machines, so this adapter was only tested against a stand-in of the same interface. What to know:
+
 1. PyFleX holds one scene, which the envs of a process share; drawing uses it too. An env that gets the scene
    back replays the episode's actions; a state is restored in the same way. Use one env per process.
 2. Observations are SoftGym's key points, starts its cached ones: the first for `start="fixed"`, any for `random`.

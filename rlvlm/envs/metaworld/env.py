@@ -5,7 +5,7 @@ needed to keep promises of `StepEnv`:
 
 1. `start="fixed"` puts object and hand where the scene has them. `start="random"` is the stock start: the object is
    drawn anew each episode by the env's own generator, and in the paper's tasks the hand is further away. With
-   drawn too, and the hand begins as far from it, and on the same side, as in the paper.
+   `start="near"` the object is drawn too, and the hand begins as far from it, and on the same side, as in the paper.
 2. Images leave the robot out (`robot="hidden"`), because the arm covers the object, and never show goal markers.
 3. The camera is the scene's, drawn directly at the size asked for.
 4. The time limit is `MetaWorldConfig.episode_steps` (the stock envs raise an error at step 501), a truncation.
