@@ -6,7 +6,7 @@ so that it misses things or drops them: `python -m pocket_models.video --out FIL
 
 import gc
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,8 @@ class Clips:
 
     def save(self, file: Path) -> None:
         """Writes the clips as npz."""
-        np.savez_compressed(
-            file,
-            frames=self.frames,
-            places=self.places,
-            success=self.success,
-            things=np.array(self.things),
-            targets=np.array(self.targets),
-            tasks=np.array(self.tasks),
-            instructions=np.array(self.instructions),
-        )
+        arrays: dict[str, Any] = {each.name: np.asarray(getattr(self, each.name)) for each in fields(self)}
+        np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, file: Path) -> "Clips":

@@ -103,8 +103,8 @@ class Census:
     """Digests of the distinct images."""
 
 
-def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None) -> Census:
-    """Counts the episodes; `rejected` counts what the filter would leave out, by reason."""
+def census(records: Iterable[EpisodeRecord]) -> Census:
+    """Counts the episodes; `rejected` counts what the default filter would leave out, by reason."""
     counts = Census()
     for record in records:
         counts.episodes += 1
@@ -114,7 +114,7 @@ def census(records: Iterable[EpisodeRecord], config: FilterConfig | None = None)
         counts.players[record.player] += 1
         counts.images |= record.digests()
         # of episodes in chunks only successes are learned from
-        counts.rejected += select([record], config or FilterConfig(successful=record.kind == "chunks"))[1]
+        counts.rejected += select([record], FilterConfig(successful=record.kind == "chunks"))[1]
         if record.kind == "chunks":
             counts.chunks += len(record.arrays.get("actions", ()))
             counts.steps += int(np.sum(record.arrays.get("steps", 0)))

@@ -120,11 +120,11 @@ def _when(is_affected: Callable[[Item], bool], spoilt: ItemJudge) -> ItemJudge:
     )
 
 
-def guessing(salt: str = "") -> ItemJudge:
+def guessing() -> ItemJudge:
     """Returns a judge that answers at random, depending on the whole question."""
     return ItemJudge(
-        value=lambda item: chance(item, salt),
-        label=lambda item, swapped: Label.LEFT if chance(item, f"{salt}{swapped}") < 0.5 else Label.RIGHT,
+        value=lambda item: chance(item, ""),
+        label=lambda item, swapped: Label.LEFT if chance(item, str(swapped)) < 0.5 else Label.RIGHT,
     )
 
 

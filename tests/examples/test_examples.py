@@ -23,11 +23,6 @@ FOUR = (
 )
 
 
-@pytest.fixture(autouse=True)
-def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-
-
 @pytest.mark.parametrize("task", [*TASKS, *FOUR])
 def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
     assert check_task(task, tmp_path / "sheet.png", 2, 0) == 0
@@ -38,6 +33,7 @@ def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
     ("name", "page", "max_lines"),
     [
         ("catch_ball", "chunk_envs.md", 90),
+        ("own_judge", "judges.md", 60),
         ("own_policy", "own_policy.md", 110),
         ("own_turn_policy", "own_turn_policy.md", 80),
         ("filmed_ball", "chunk_envs.md", 50),
@@ -129,8 +125,8 @@ def test_an_env_in_chunks_of_ones_own_is_trained_and_resumed(
     task: str, where: str, local_ray: None, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
-    small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 8000"
-    often = "--track.checkpoint-every-steps 1000 --eval.every-steps 2000"
+    small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 3000"
+    often = "--track.checkpoint-every-steps 1000 --eval.every-steps 1500"
     words = ("--smoke", "--env.wind", "0.2", *small.split(), *often.split(), *where.split())
     run_here("run", task, *words, "--out", str(whole))
     assert yaml.safe_load((whole / "config.yaml").read_text())["env"]["wind"] == 0.2

@@ -23,15 +23,9 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-OWN = str(EXAMPLES / "own_turn_policy.py") + ":SmallNet"
+OWN = str(Path(__file__).parents[2] / "examples" / "own_turn_policy.py") + ":SmallNet"
 CONFIG = PolicyConfig(head=OWN, settings={"width": "32"})
 LAMP = "press_button:TASK"
-
-
-@pytest.fixture(autouse=True)
-def on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
 def lamp() -> Any:

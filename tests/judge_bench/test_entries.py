@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,39 +94,17 @@ def changed(*path: str | int, to: object):
 
 
 TASK = "push_block"
-
-
-SLOW = pytest.mark.slow  # the figures are computed
+slow = partial(pytest.param, marks=pytest.mark.slow)  # the figures are computed
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(
-            changed("figures", ALL, "auc", to=[0.99, 0.9, 1.0]),
-            "do not follow from its answers: all tasks, auc",
-            marks=SLOW,
-        ),
-        pytest.param(
-            changed("figures", TASK, "grade of scores", to="good enough"),
-            "do not follow .*grade of scores",
-            marks=SLOW,
-        ),
-        pytest.param(
-            changed("figures", "faults", to=[]),
-            "do not follow .*faults",
-            marks=SLOW,
-        ),
-        pytest.param(
-            changed("figures", to={}),
-            "do not follow",
-            marks=SLOW,
-        ),
-        pytest.param(
-            changed("figures", TASK, "auc", to="<b>"),
-            "do not follow",
-            marks=SLOW,
-        ),
+        slow(changed("figures", ALL, "auc", to=[0.99, 0.9, 1.0]), "do not follow from its answers: all tasks, auc"),
+        slow(changed("figures", TASK, "grade of scores", to="good enough"), "do not follow .*grade of scores"),
+        slow(changed("figures", "faults", to=[]), "do not follow .*faults"),
+        slow(changed("figures", to={}), "do not follow"),
+        slow(changed("figures", TASK, "auc", to="<b>"), "do not follow"),
         (changed("digest", to="0" * 64), "was asked about other items: hash '000000000000', and .*small.zip has"),
         (changed("answers", TASK, "pairs", to="lrt"), "3 answers to"),
         (changed("answers", TASK, "scores", 0, to=1.5), "the score 1.5"),

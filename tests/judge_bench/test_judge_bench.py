@@ -203,11 +203,12 @@ def test_what_is_paid_by_mistake_by_hand(value: float):
     assert not [fault.name for fault in few if fault.is_exploitable]
 
 
-def test_gap_pairs_by_hand():
-    progress = np.linspace(0, 1, 101, dtype=np.float32)
-    gaps = np.array([0.5, -0.5, 0.9, 0.1], np.float32)
-    drawn = draw_gap_pairs(progress, gaps, np.random.default_rng(0))
-    np.testing.assert_allclose(progress[drawn[:, 1]] - progress[drawn[:, 0]], gaps, atol=0.06)
+def test_gap_pairs_have_about_the_gap_asked_for_and_draw_all_images_of_one_progress():
+    progress, gaps = np.linspace(0, 1, 200, dtype=np.float32), np.linspace(-0.95, 0.95, 40, dtype=np.float32)
+    pairs = draw_gap_pairs(progress, gaps, np.random.default_rng(0))
+    assert np.abs(progress[pairs[:, 1]] - progress[pairs[:, 0]] - gaps).max() < 0.05
+    pairs = draw_gap_pairs(np.array([0, 0, 0, 1], np.float32), np.ones(200, np.float32), np.random.default_rng(0))
+    assert {0, 1, 2} <= set(pairs[:, 0]) and set(pairs[:, 1]) == {3}
 
 
 def test_a_suite_is_found_by_name_and_tasks_by_theirs():

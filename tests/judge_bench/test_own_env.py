@@ -31,16 +31,7 @@ class Errs(ApiServer):
 
 
 def bench(task: str, out: Path, address: str, *words: str) -> dict:
-    judge = (
-        "--judge.backend",
-        "openai",
-        "--judge.model",
-        "m",
-        "--judge.api.base-url",
-        address,
-        "--judge.image-px",
-        "48",
-    )
+    judge = f"--judge.backend openai --judge.model m --judge.api.base-url {address} --judge.image-px 48".split()
     run_command(["judge-bench", task, *judge, "--out", str(out), *words])
     return json.loads((out / "bench.json").read_text())
 

@@ -9,7 +9,6 @@ import pytest
 from pocket_models.scenes import TASKS, Scenes, collect, collect_scenes, draw_uniform_pairs, label_of
 from rlvlm.core.judging import Label, Query
 from rlvlm.envs.registry import task_goal
-from rlvlm.judge_bench.items import draw_gap_pairs
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.runs.recipes import RECIPES
@@ -48,14 +47,6 @@ def test_labels_of_pairs_worked_by_hand():
 def test_uniform_pairs_follow_the_frames_and_never_show_one_image_twice():
     pairs = draw_uniform_pairs(make_scenes(frames=[3] * 7 + [7]), 50, np.random.default_rng(0))
     assert pairs.shape == (50, 2) and {tuple(pair) for pair in pairs} == {(3, 7), (7, 3)}
-
-
-def test_gap_pairs_have_about_the_gap_asked_for_and_draw_all_images_of_one_progress():
-    progress, gaps = make_scenes().progress, np.linspace(-0.95, 0.95, 40, dtype=np.float32)
-    pairs = draw_gap_pairs(progress, gaps, np.random.default_rng(0))
-    assert np.abs(progress[pairs[:, 1]] - progress[pairs[:, 0]] - gaps).max() < 0.05
-    pairs = draw_gap_pairs(np.array([0, 0, 0, 1], np.float32), np.ones(200, np.float32), np.random.default_rng(0))
-    assert {0, 1, 2} <= set(pairs[:, 0]) and set(pairs[:, 1]) == {3}
 
 
 def test_scenes_must_be_whole_and_have_a_name_that_leads_somewhere(monkeypatch):
