@@ -40,9 +40,7 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     obs, info = suite.reset(options={"state_id": 17})
     alone = suite.member(7)
     assert (info["state_id"], obs.texts[0]) == (17, task_goal("libero_object/7"))
-    one, _ = make_env("libero_object/7", LiberoConfig(episode_steps=12, start_jitter_m=0.02), 0).reset(
-        options={"state_id": 1}
-    )
+    one, _ = make_env("libero_object/7", suite._config, 0).reset(options={"state_id": 1})
     assert np.array_equal(obs.snapshots[0, 1 : 1 + alone.snapshot_size], one.snapshots[0])
     assert np.array_equal(suite.draw(obs.snapshots, 32), alone.draw(one.snapshots, 32))
     other, _ = suite.reset(options={"state_id": 18})
