@@ -434,6 +434,10 @@ def test_an_episode_is_followed_at_some_of_its_moments_and_scores_are_held_betwe
     assert [int(clip.frames[-1, 0, 0, 0]) for clip in judge.seen] == list(range(1, 24, 2)), "the moment is shown last"
     assert all(clip.frames[0].max() == 0 for clip in judge.seen), "and the start first"
     assert said[[0, 1, 2, 21, 22]] == pytest.approx([0, 0, 0.1, 1.0, 1.1])
+    known = RewardLabeller(ChunkRewardConfig(source="judged"), progress_scorer(0.0, 0))
+    climb = np.linspace(0.1, 1.0, 10, dtype=np.float32)
+    said = known.follow(replace(whole(steps=10), progress=climb))
+    assert said == pytest.approx(climb), "each moment has the progress that was made by then"
 
 
 class NoScript(PushBlock):
