@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import psutil
 
 from rlvlm.core.judging import Verdict
 
@@ -138,6 +139,17 @@ def replica_pids(app: str) -> list[int]:
     replicas = [replica for deployment in details["deployments"].values() for replica in deployment["replicas"]]
     pids = [replica["pid"] for replica in replicas if replica["state"] == "RUNNING" and replica["pid"]]
     return sorted(filter(exists, pids))
+
+
+def pids_below(parent: psutil.Process, word: str) -> list[int]:
+    """Process ids of the processes below `parent` whose command line has `word`."""
+    found = []
+    for process in parent.children(recursive=True):
+        try:
+            found += [process.pid] if word in " ".join(process.cmdline()) else []
+        except psutil.Error:  # it has just ended
+            continue
+    return found
 
 
 def send(pid: int, sent: signal.Signals) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from chaos import Killer
+from chaos import Killer, pids_below
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
@@ -50,17 +50,6 @@ class CrashingEnv(TinyEnv):
 CRASHING = Task(name="crashing", goal="push", maker="tests.faults.test_crashing_runners:CrashingEnv")
 
 
-def runners() -> list[int]:
-    """Process ids of the env runners that are there."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            found += [process.pid] if "StepEnvRunner" in " ".join(process.cmdline()) else []
-        except psutil.Error:  # it has just ended
-            continue
-    return found
-
-
 def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) -> None:
     sac = SACConfig(
         hidden=(16, 16), batch_size=16, seed_steps=100, turn_steps=7, replay_capacity=10_000, env_runners=2,
@@ -81,7 +70,7 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
     )
     algorithm: Any = config.build_algo()
     has_hung = False
-    with Killer(2026, runners, KILL_EVERY_S, at_most=KILLS) as killer:
+    with Killer(2026, lambda: pids_below(psutil.Process(), "StepEnvRunner"), KILL_EVERY_S, at_most=KILLS) as killer:
         while algorithm.env_steps < STEPS:
             algorithm.train()
             if not has_hung and algorithm.env_steps > STEPS / 3:

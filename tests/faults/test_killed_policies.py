@@ -11,23 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
-from chaos import send
+from chaos import pids_below, send
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1_500)]
 
 KILLS = 10
 WORDS = "number_line --smoke --steps 3584 --algo.num-learners 2 --engine.num-replicas 2 --eval.episodes 8".split()
-
-
-def replicas_of(run: psutil.Process) -> list[int]:
-    """Process ids of the replicas of its policy."""
-    found = []
-    for process in run.children(recursive=True):
-        try:
-            found += [process.pid] if "ServeReplica:policy" in " ".join(process.cmdline()) else []
-        except psutil.Error:  # it has just ended
-            continue
-    return found
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -45,7 +34,8 @@ def test_ten_kills_in_a_run_change_nothing(tmp_path: Path) -> None:
     rng, kills = random.Random(2026), 0
     while child.poll() is None:
         time.sleep(rng.uniform(3, 6))
-        targets = replicas_of(psutil.Process(child.pid)) if child.poll() is None else []
+        is_running = child.poll() is None
+        targets = pids_below(psutil.Process(child.pid), "ServeReplica:policy") if is_running else []
         if kills < KILLS and targets and (killed / "metrics.jsonl").exists():
             kills += send(rng.choice(targets), signal.SIGKILL)
     assert child.returncode == 0 and kills == KILLS, (child.returncode, kills)
