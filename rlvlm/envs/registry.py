@@ -70,6 +70,8 @@ class Task:
     (`ChunkEnv`)."""
     has_expert: bool = True
     """Whether a script can play it for demonstrations; for envs in turns."""
+    needs_renderer: bool = True
+    """Whether its images are drawn by OpenGL, which a run then tries before it starts."""
 
     def __post_init__(self) -> None:
         if type(self.env) is EnvConfig:
@@ -107,6 +109,7 @@ def shipped_tasks() -> Iterator[Task]:
         maker="rlvlm.envs.cartpole:CartPole",
         env=StepEnvConfig(episode_steps=100),
         return_range=(-2_640.0, 0.0),
+        needs_renderer=False,
     )
     for name, (goal, goal_state) in DEFORMABLE_GOALS.items():
         yield Task(
@@ -126,6 +129,7 @@ def shipped_tasks() -> Iterator[Task]:
             env=CardsConfig(episode_steps=turns),
             max_steps=turns,
             kind="turns",
+            needs_renderer=False,
         )
     yield Task(
         name="push_block",
@@ -134,6 +138,7 @@ def shipped_tasks() -> Iterator[Task]:
         maker="rlvlm.envs.push_block:PushBlock",
         env=ChunkEnvConfig(episode_steps=32),
         kind="chunks",
+        needs_renderer=False,
     )
     yield Task(
         name="pick_place_can",
@@ -175,6 +180,7 @@ def shipped_tasks() -> Iterator[Task]:
             max_steps=IDS[env_id],
             kind="turns",
             has_expert=env_id not in WITHOUT_EXPERT,
+            needs_renderer=False,
         )
 
 

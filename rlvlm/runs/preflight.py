@@ -72,7 +72,7 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
         what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
         raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
     with ThreadPoolExecutor(1) as pool:  # which waits for a process that draws, while this one imports
-        drawing = pool.submit(_check_renderer)
+        drawing = pool.submit(_check_renderer, config.task)
         from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
         from rlvlm.vlms.devices import own_gpu
 
@@ -89,10 +89,12 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
 
 
-def _check_renderer() -> None:
-    """Raises MachineError unless a process of its own can draw: a renderer that does not work may end the one that
-    tries it.
+def _check_renderer(task: str) -> None:
+    """Raises MachineError if the task needs a renderer and a process of its own cannot draw: one that does not work may
+    end the process that tries it.
     """
+    if not find_task(task).needs_renderer:
+        return
     is_named = bool(os.environ.get("MUJOCO_GL", "").strip())  # else what was chosen has just been tried
     backend = ensure_renderer()
     if is_named and (failure := try_renderer(backend)):

@@ -21,6 +21,7 @@ from rlvlm.commands import resume, serve
 from rlvlm.commands.arguments import parse, parse_run
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.envs import rendering
+from rlvlm.envs.registry import find_task, make_env
 from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
 from rlvlm.reports.options import BenchOptions
@@ -44,6 +45,17 @@ def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch:
         check_before_run(ORACLE)
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     check_before_run(ORACLE)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "number_line", "push_block", "empty_random_6x6"])
+def test_a_run_without_opengl_needs_no_renderer(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (preflight, rendering):
+        monkeypatch.setattr(module, "try_renderer", lambda _: "there is none")
+    monkeypatch.setenv("MUJOCO_GL", "")
+    check_before_run(recipe(task))
+    env: Any = make_env(task, recipe(task).env, 0)
+    env.reset(seed=0)
+    assert env.draw_sized(env.snapshot()[None], None if find_task(task).kind == "turns" else 64).any()
 
 
 def test_a_renderer_that_was_just_chosen_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
