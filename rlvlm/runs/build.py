@@ -34,9 +34,6 @@ from rlvlm.algorithms.policy_gradient.player import (
 )
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot, make_slot
 from rlvlm.algorithms.policy_gradient.turns import Actor
-from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
-from rlvlm.algorithms.sac_pebble.player import StepsPlayer
-from rlvlm.algorithms.sac_pebble.player import load_policy as load_actor
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
@@ -144,6 +141,8 @@ def algorithm_settings(
 
 def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
     """See `algorithm_settings`."""
+    from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig  # with SciPy, which other kinds do not need
+
     settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
     settings.rewards(
         reward=config.reward,
@@ -254,7 +253,9 @@ def step_players(config: StepsRun, checkpoint: Path) -> Players:
     """Returns the deterministic policy in an env of its own; if that has a single start, also from the random starts of
     its task, which training has not seen.
     """
-    policy = load_actor(checkpoint)
+    from rlvlm.algorithms.sac_pebble.player import StepsPlayer, load_policy  # as in `step_settings`
+
+    policy = load_policy(checkpoint)
     env = make_env(config.task, config.env, config.seed)
     others: dict[str, Player] = {}
     # generalisation: training used one start, evaluation may use all

@@ -151,7 +151,7 @@ def test_what_cannot_be_written_was_printed_before(
 def test_a_policy_of_one_start_is_also_played_from_others(
     task: str, others: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "load_actor", lambda _: None)
+    monkeypatch.setattr("rlvlm.algorithms.sac_pebble.player.load_policy", lambda _: None)
     players = build.open_players(recipe(task), Path())
     assert others is None or list(players.others) == others
     assert not build.open_players(override(recipe(task), {"env.start": "random"}), Path()).others
