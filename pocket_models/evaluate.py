@@ -1,15 +1,14 @@
-"""Measures a pocket model on held-out data: `python -m pocket_models.evaluate judge|scorer|video|policy|words`.
+"""Measures a pocket model on held-out data: `python -m pocket_models.evaluate judge|scorer|video|policy`.
 
 A judge is asked exactly as in a run, through `judges.build`; with `--judge` options any other can be measured. Prints
 JSON: what stands in the models' `evaluation.json` and on their cards.
 """
 
-import itertools
 import json
 import logging
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +32,6 @@ from pocket_models.scorer import (
     collect_pushes,
     collect_turns,
 )
-from pocket_models.smollm_data import Questions
-from pocket_models.smollm_scenes import read_scenes
 from pocket_models.video import MOMENTS, Clips, suite_of
 from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.judging import Clip, Label, Query, Status, Verdict
@@ -118,53 +115,6 @@ def scorer(
         pushes = collect_pushes(clips, "held_out", seed)
         figures |= {f"push_block, {count} images": push_figures(teller, pushes, count) for count in (2, 8)}
     return figures
-
-
-def words(
-    judge: JudgeConfig,
-    files: tuple[Path, ...],
-    count: int = 64,
-    seed: int = 0,
-) -> dict[str, Figures]:
-    """How a judge answers about goals in words that `smollm` was taught and in others, on held-out scenes.
-
-    Args:
-        judge: who is measured; clips are scored in the form that it has, a success from one half on.
-        files: of `pocket_models.smollm_scenes`, or folders of such.
-        count: questions of each form and case.
-        seed: of the questions.
-
-    Returns:
-        For each choice of words, share of right answers by form, case and task. Pairs under their own goal, or that of
-        the task that undoes it, differ; under another's they do not.
-    """
-    asked, held_out = build_judge(judge), read_scenes(files, "held_out")
-    found: dict[str, Figures] = {}
-    for share in ("taught", "tried"):
-        questions = Questions(scenes=held_out, words=share)
-        rng, answers = np.random.default_rng(seed), defaultdict[str, list[bool]](list)
-        for form, case in itertools.product(("pair", "success"), ("own", "undoing", "other")):
-            drawn = [question for _ in range(count) for question in questions.draw(form, 1, rng, case)]
-            # what no judge can see is not asked about, and a scene need not have every case
-            ties = form == "pair" and case == "other"
-            drawn = [question for question in drawn if question.case == case and (question.answer == "-1") == ties]
-            frames = [questions.frames[list(question.rows)] for question in drawn]
-            if form == "pair":
-                pairs = [
-                    Query(goal=question.goal, left=shown[:1], right=shown[1:])
-                    for question, shown in zip(drawn, frames, strict=True)
-                ]
-                labels = {Label.LEFT: "0", Label.RIGHT: "1", Label.TIE: "-1", None: ""}
-                given = [labels[verdict.label] for verdict in asked.compare(pairs)]
-            else:
-                clips = [Clip(goal=question.goal, frames=shown) for question, shown in zip(drawn, frames, strict=True)]
-                given = ["yes" if score >= 0.5 else "no" for score in scores_of(asked, clips)]
-            for question, answer in zip(drawn, given, strict=True):
-                kinds = (question.kind,) if case == "own" and question.kind else ()
-                for about in ((), (question.task,), kinds):
-                    answers[" ".join((form, case, *about))].append(answer == question.answer)
-        found[share] = {key: float(np.mean(right)) for key, right in sorted(answers.items())}
-    return found
 
 
 def video(
@@ -441,7 +391,6 @@ def main() -> None:
         "scorer": scorer,
         "video": video,
         "policy": policy,
-        "words": words,
     }
     figures = tyro.extras.subcommand_cli_from_dict(measures, description=__doc__)
     print(json.dumps(figures, indent=1))  # noqa: T201 - what the command is for

@@ -44,17 +44,14 @@ class Scenes:
     """[N, H, W, 3], no two alike."""
     progress: FloatArray
     """[N] in [0, 1]."""
-    success: NDArray[np.bool_]
-    """[N] whether the env calls it a success."""
     frames: NDArray[np.int64]
     """[M] the image that each frame of the episodes shows: what a uniform draw over frames would meet."""
     share: float = 1.0
     """How often the set-up is drawn in training, relative to the others."""
 
     def __post_init__(self) -> None:
-        if not len(self.images) == len(self.progress) == len(self.success):
-            counts = f"{len(self.success)} and {len(self.progress)} for {len(self.images)}"
-            raise ValueError(f"need one success and one progress per image, got {counts}")
+        if len(self.images) != len(self.progress):
+            raise ValueError(f"need one progress per image, got {len(self.progress)} for {len(self.images)}")
         if len(self.frames) == 0 or not 0 <= self.frames.min() <= self.frames.max() < len(self.images):
             raise ValueError(f"frames must name images 0 to {len(self.images) - 1}")
 
@@ -131,21 +128,19 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
         rng = np.random.default_rng(first_seed)
         episodes = range(setup.episodes // shrink)
         played = [moment for episode in episodes for moment in _play(env, task, first_seed + episode, rng)]
-        snapshots = np.stack([snapshot for snapshot, _, _ in played])
-        progress = np.array([value for _, value, _ in played], np.float32)
-        success = np.array([is_success for _, _, is_success in played])
+        snapshots = np.stack([snapshot for snapshot, _ in played])
+        progress = np.array([value for _, value in played], np.float32)
         # frames that look alike are one image; `looks` says which image each frame shows
         _, first, looks = np.unique(env.image_key(snapshots), axis=0, return_index=True, return_inverse=True)
         count = setup.max_images // shrink
         # half of the images as a run meets them, half spread over progress: most frames show very little of it
         met = rng.choice(looks.ravel(), size=min(len(looks), count // 2), replace=False)
         kept = np.union1d(met, _spread(progress[first], count - len(np.unique(met)), rng))
-        kept_first = first[kept]
-        images, progress, success = env.draw(snapshots[kept_first], IMAGE_PX), progress[kept_first], success[kept_first]
+        images, progress = env.draw(snapshots[first[kept]], IMAGE_PX), progress[first[kept]]
         env.close()
         if split == "train":  # what is held out stays as a run would draw it
             images = np.concatenate([images, *(np.flip(images, axes) for axes in task.mirrors)])  # behind the others
-            progress, success = np.tile(progress, 1 + len(task.mirrors)), np.tile(success, 1 + len(task.mirrors))
+            progress = np.tile(progress, 1 + len(task.mirrors))
         yield Scenes(
             task=task.name,
             name=setup.name,
@@ -153,16 +148,13 @@ def collect(task: SceneTask, split: Split, seed: int) -> Iterator[Scenes]:
             phrase=task.phrase,
             images=images,
             progress=progress,
-            success=success,
             frames=np.searchsorted(kept, met),
             share=setup.share,
         )
 
 
-def _play(
-    env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator
-) -> Iterator[tuple[FloatArray, float, bool]]:
-    """Yields snapshot, progress and success of every step of one episode.
+def _play(env: StepEnv, task: SceneTask, seed: int, rng: np.random.Generator) -> Iterator[tuple[FloatArray, float]]:
+    """Yields snapshot and progress of every step of one episode.
 
     The task's skill, slowed down and with noise, goes on to a random extent, then holds still or moves at random; some
     episodes move at random from the start.
@@ -190,7 +182,7 @@ def _play(
             action = pace * skilled + noise * rng.standard_normal(shape)
         obs, _, terminated, truncated, info = env.step(np.clip(action, -1, 1).astype(np.float32))
         is_over = terminated or truncated
-        yield info["snapshot"], info["progress"], bool(info["success"])
+        yield info["snapshot"], info["progress"]
 
 
 def _spread(progress: FloatArray, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -23,7 +23,6 @@ def make_scenes(num_images: int = 12, topic: tuple[str, str] = LONG, share: floa
         phrase=topic[1],
         images=images,
         progress=progress,
-        success=progress > 0.9,
         frames=np.arange(num_images),
         share=share,
     )

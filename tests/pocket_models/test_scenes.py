@@ -30,7 +30,6 @@ def make_scenes(num_images=200, frames=None):
         phrase="the drawer is {percent}% open",
         images=np.zeros((num_images, 4, 4, 3), np.uint8),
         progress=np.linspace(0, 1, num_images, dtype=np.float32),
-        success=np.arange(num_images) == num_images - 1,
         frames=np.arange(num_images) if frames is None else np.asarray(frames),
     )
 
