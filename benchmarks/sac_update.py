@@ -1,7 +1,8 @@
 """One update of `rlvlm.algorithms.sac_pebble` beside a plain single-file SAC: `python benchmarks/sac_update.py`.
 
-Both run in one process on one thread, in turns, so that a busy machine slows both. The peer is the oracle of the tests,
-written like the well-known single-file implementations. Prints milliseconds per update and the ratio as JSON.
+Both run in one process on one thread, in turns, so that a busy machine slows both. The peer is
+`examples/sac_in_one_file.py`, written like the well-known single-file implementations. Prints milliseconds per update
+and the ratio as JSON.
 """
 
 import json
@@ -12,13 +13,13 @@ import time
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import gymnasium as gym
 import numpy as np
 import torch
-from oracles.sac import OracleSAC
 from ray.rllib.core import DEFAULT_MODULE_ID
+from sac_in_one_file import SAC
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
@@ -66,7 +67,7 @@ def peer_updates(peer, columns):
 
 def main():
     torch.set_num_threads(1)
-    learner, peer, rows, source = make_learner(), OracleSAC(OBS, ACTIONS), make_rows(), EnvironmentReward()
+    learner, peer, rows, source = make_learner(), SAC(OBS, ACTIONS), make_rows(), EnvironmentReward()
     learner.replay.add(rows, rows.env_rewards)
     columns = (rows.obs, rows.actions, rows.next_obs, rows.terminated, rows.env_rewards)
     contestants = {"rlvlm": lambda: learner.learn(UPDATES, source), "peer": lambda: peer_updates(peer, columns)}

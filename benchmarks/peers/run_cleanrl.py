@@ -1,20 +1,20 @@
-"""SAC as in CleanRL's single file: the oracle of rlvlm's tests, with a numpy replay: `python run_cleanrl.py WORLD`."""
+"""SAC as in CleanRL's single file (`examples/sac_in_one_file.py`), numpy replay: `python run_cleanrl.py WORLD`."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import numpy as np
 import torch
 from contest import BATCH, WARM_UP_STEPS, answer_orders
 from envs import make
-from oracles.sac import OracleSAC
+from sac_in_one_file import SAC
 
 torch.set_num_threads(1)
 env = make(sys.argv[1])
 obs_size, action_size = env.observation_space.shape[0], env.action_space.shape[0]
-sac, rng, steps_done = OracleSAC(obs_size, action_size), np.random.default_rng(0), 0
+sac, rng, steps_done = SAC(obs_size, action_size), np.random.default_rng(0), 0
 columns = [np.zeros((100_000, size), np.float32) for size in (obs_size, action_size, obs_size)]
 ends, rewards = np.zeros((2, 100_000), np.float32)
 obs, _ = env.reset(seed=0)
