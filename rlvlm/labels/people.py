@@ -41,6 +41,8 @@ MANY_EQUAL = 0.5
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,32}")
 _TICKET = re.compile(r"[qr][0-9a-f]{16}")
 _MAX_SECONDS = 3_600.0
+_RANKS = {"ask": 0, "said": 1}
+"""Rank of a line's kind among lines that are read together; others have 2."""
 
 
 Choice = Literal["left", "right", "equal", "skip"] | float
@@ -195,9 +197,9 @@ class PeopleQueue:
         """Reads the lines that any process wrote since the last call."""
         found = [*self._early, *self._lines.new_records()]
         self._early = []
-        # segments come in the order of their names: an answer may be read before its question, which another process
-        # wrote, and is then kept for the next call
-        for place, record in sorted(found, key=lambda item: item[1].get("kind") != "ask"):
+        # questions, then answers, then what became of them: another process wrote each, perhaps in an earlier segment.
+        # A line about one that is not there yet is kept for the next call.
+        for place, record in sorted(found, key=lambda item: _RANKS.get(str(item[1].get("kind")), 2)):
             try:
                 self._take(record)
             except KeyError:

@@ -6,6 +6,7 @@ One record per line, each with its own checksum: a torn or flipped line is detec
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 import zlib
@@ -24,6 +25,8 @@ MAX_LINE_BYTES = 4 * 2**20
 """Length in bytes above which a line is not ours: the longest text of a judge is a thousand times shorter."""
 _CHECKSUM_CHARS = 8
 _CHUNK_BYTES = 2**20
+_NAME = re.compile(r"(\d{8}T\d{6})(?:\.(\d{6}))?-[0-9a-f]{16}" + re.escape(SUFFIX))
+"""Pattern of a segment's name: the second in which it was begun, and its number; older versions gave it no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +94,14 @@ class Segments:
         # made with the first record; a fork of a writer's process begins its own segment
         if self._own is None or self._process != os.getpid():
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(8)}{SUFFIX}"
-            self._own, self._process = self._folder / name, os.getpid()
+            self._own, self._process = self._folder / self._next_name(), os.getpid()
             self._own.touch(exist_ok=False)
         # one segment per writer: on a network file system, appends from several machines to one file overwrite each
         # other
         append_whole(self._own, b"".join(map(encode_line, records)))
 
     def new_records(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """Yields the records not yielded before, segment by segment in the order of their names.
+        """Yields the records not yielded before, segment by segment in the order in which the segments were begun.
 
         A last line without a line break is left for the next call: its writer may still be at work, or died. A damaged
         line is added to `damaged` and skipped.
@@ -124,8 +126,18 @@ class Segments:
         self.damaged.append((place, reason))
         logger.warning("%s, byte %d: a line is damaged (%s) and not believed", place.file, place.offset, reason)
 
+    def _next_name(self) -> str:
+        """Returns a name that sorts after those of all segments that are there, whatever the clocks of their machines
+        said; the random part tells writers apart that begin at the same moment.
+        """
+        found = (_NAME.fullmatch(file.name) for file in self._files())
+        last, number = max(((match[1], int(match[2] or 0)) for match in found if match), default=("", 0))
+        second = f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        second, number = (second, 0) if second > last else (last, number + 1)
+        return f"{second}.{number:06d}-{secrets.token_hex(8)}{SUFFIX}"
+
     def _files(self) -> list[Path]:
-        """Returns the regular files: a link or a device among them is no segment."""
+        """Returns the regular files in the order of their names: a link or a device among them is no segment."""
         files = self._folder.glob(f"*{SUFFIX}") if self._folder.is_dir() else ()
         return sorted(file for file in files if stat.S_ISREG(file.lstat().st_mode))
 

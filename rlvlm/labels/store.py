@@ -78,8 +78,11 @@ class LabelStore:
             except (KeyError, TypeError, ValueError) as error:
                 self._lines.report(place, f"its record makes no sense: {type(error).__name__}")
                 continue
-            if not is_failed:  # of several answers to one question the first counts
-                self._places.setdefault(key, (place.file, place.offset, place.length))
+            if not is_failed:
+                # of several answers to one question the first of the earliest segment counts, whoever reads and
+                # however often
+                known, found = self._places.get(key), (place.file, place.offset, place.length)
+                self._places[key] = found if known is None else min(known, found)
 
     def find(self, key: str) -> Answer | None:
         """Returns the answer with this `answer_key`; None if there is no valid one."""

@@ -205,7 +205,7 @@ def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     if there is none, or this run is one.
     """
     found = []
-    for file in folder.path.parent.glob("*/summary.json"):
+    for file in sorted(folder.path.parent.glob("*/summary.json")):  # of equally long runs always the same one
         try:
             other = read_json(file)
             if (other["task"], other["reward"]) == (config.task, "environment reward") and file.parent != folder.path:

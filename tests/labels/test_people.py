@@ -130,6 +130,10 @@ def test_lines_may_be_read_in_any_order_and_odd_ones_cost_themselves_alone(tmp_p
     (folder / "2.jsonl").write_bytes(asked)
     reader.refresh()
     assert [one.choice for one in reader.asked[PAIR.id].said.values()] == ["left"]
+    (folder / "0.jsonl").write_bytes(encode_line({"kind": "undo", "ticket": good["ticket"]}))
+    again = PeopleQueue(LabelStore(tmp_path))
+    again.refresh()
+    assert not again.asked[PAIR.id].said, "taken back by a process whose segment is read first"
 
 
 def test_names_are_fit_for_links_and_stamps() -> None:

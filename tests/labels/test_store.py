@@ -292,6 +292,29 @@ def test_many_processes_write_and_read_at_once_and_one_is_killed(
     assert opened.num_damaged == 0
 
 
+def test_answers_of_one_second_are_read_in_the_order_in_which_they_were_written(tmp_path):
+    for number in range(20):
+        fill(tmp_path / "s", [number])
+    [last] = sorted((tmp_path / "s" / "lines").iterdir())[-1:]
+    last.rename(last.with_name("20991231T235959-0123456789abcdef.jsonl"))  # an older rlvlm's, on a clock that was ahead
+    fill(tmp_path / "s", [20])
+    fill(tmp_path / "s", [21])
+    assert [item.key for item in open_store(tmp_path / "s").answers()] == [key_of(number) for number in range(22)]
+
+
+def test_one_answer_counts_whenever_the_store_is_read(tmp_path):
+    """The first writer answers last: who has read the second's answer meanwhile agrees with who comes afterwards."""
+    question = make_question(0)
+    first = fill(tmp_path / "s", [1])
+    fill(tmp_path / "s", [2]).add_answers([(question, make_verdict(2, question))])
+    reader = open_store(tmp_path / "s")
+    first.add_answers([(question, make_verdict(1, question))])
+    reader.refresh()
+    assert reader.find(key_of(0)) == open_store(tmp_path / "s").find(key_of(0)) == make_verdict(1, question)
+    [known] = [item.answer for item in reader.answers() if item.key == key_of(0)]
+    assert known == make_verdict(1, question)
+
+
 def test_a_forked_writer_begins_a_segment_of_its_own(tmp_path):
     filled = fill(tmp_path / "s", [1])
     child = os.fork()
