@@ -2,7 +2,8 @@
 
 What it adds to the env, and its limits:
 
-1. Actions come in [-1, 1] and are stretched to the env's own bounds; observations are flattened to float32.
+1. Actions come in [-1, 1] and are stretched to the env's own bounds; where these are integers, [-1, 1] is divided into
+   equal parts, one for each. Observations are flattened to float32.
 2. Success is `info["success"]` or `info["is_success"]`. Where the env gives neither, an episode succeeds that ends with
    a return of at least the env's registered `reward_threshold`, in as many steps as it was registered with or more.
    Where there is no threshold there is no success (`has_success`): returns tell how good a policy is. Progress is
@@ -86,7 +87,9 @@ class WrappedGymEnv(StepEnv):
         self._threshold = spec.reward_threshold if is_long_enough else None
         self._return = 0.0
         observed, acted = _checked_spaces(self.inner, env_id)
-        self._low, self._high, self._acted_shape = acted.low.ravel(), acted.high.ravel(), acted.shape
+        # in float64: the width of a Box of int8 need not fit into int8
+        self._low, self._high = (bound.ravel().astype(np.float64) for bound in (acted.low, acted.high))
+        self._acted_shape, self._has_integers = acted.shape, acted.dtype.kind in "iub"
         low, high = (bound.ravel().astype(np.float32) for bound in (observed.low, observed.high))
         self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (self._low.size,), np.float32)
@@ -109,6 +112,8 @@ class WrappedGymEnv(StepEnv):
         self.snapshot()  # an image from late in an episode must be of the same size
         self.reset(seed=seed)
         notes = [DrawnScene.note] if is_mujoco else []
+        if self._has_integers:
+            notes.append("its actions are integers: each has an equal part of [-1, 1]")
         if not self.has_success:
             notes.append("the env says nothing of success, so compare returns")
         if not self.has_progress:
@@ -148,8 +153,11 @@ class WrappedGymEnv(StepEnv):
         action = np.asarray(came, np.float64)
         if action.shape != self._acted_shape or not np.isfinite(action).all():
             self._refuse(f"scripted_action() must return an action of shape {self._acted_shape}", came, whose="of ours")
-        width = np.where(self._high > self._low, self._high - self._low, 1.0)
-        return (2 * (action.ravel() - self._low) / width - 1).astype(np.float32)
+        if self._has_integers:  # the middle of the integer's part
+            share = (action.ravel() - self._low + 0.5) / (self._high - self._low + 1)
+        else:
+            share = (action.ravel() - self._low) / np.where(self._high > self._low, self._high - self._low, 1.0)
+        return (2 * share - 1).astype(np.float32)
 
     def snapshot(self) -> FloatArray:
         """Returns [S]: a MuJoCo env's positions, or a digest of the image."""
@@ -198,9 +206,11 @@ class WrappedGymEnv(StepEnv):
         """Makes one step of the env, with `action` [A] stretched from [-1, 1] to its bounds."""
         self._actions.append(np.array(action, np.float32))  # the state consists of these
         # from [-1, 1] to the env's bounds: low + (a + 1) / 2 (high - low), in float64, because of wide bounds
-        share = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2
-        stretched = (self._low + share * (self._high - self._low)).reshape(self._acted_shape)
-        came = self._ask("step", lambda: self.inner.step(stretched.astype(self.inner.action_space.dtype)))
+        share, width = (np.clip(action, -1.0, 1.0).astype(np.float64) + 1) / 2, self._high - self._low
+        # a cast alone would round towards 0, and a policy whose actions stay below 1 would never reach the highest
+        above = np.minimum(np.floor(share * (width + 1)), width) if self._has_integers else share * width
+        stretched = (self._low + above).reshape(self._acted_shape).astype(self.inner.action_space.dtype)
+        came = self._ask("step", lambda: self.inner.step(stretched))
         if not (isinstance(came, tuple) and len(came) == 5):
             self._refuse("step() must return five: (observation, reward, terminated, truncated, info)", came)
         obs, reward, is_terminated, is_truncated, info = came

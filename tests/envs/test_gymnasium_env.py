@@ -77,6 +77,55 @@ def test_actions_are_stretched_to_the_bounds_of_the_env() -> None:
         env.step(np.array([np.nan, 0], np.float32))
 
 
+class Dial(Slider):
+    """Shows the whole number that it was last turned to; its script turns to each in its order."""
+
+    def __init__(self, low: int, high: int, render_mode: str = "rgb_array") -> None:
+        super().__init__(render_mode)
+        self.action_space = gym.spaces.Box(low, high, (1,), np.int8)
+        self.got: list[int] = []
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        self.got.clear()
+        return obs, info
+
+    def step(self, action):
+        assert action.dtype == np.int8
+        self.got.append(int(action[0]))
+        return np.array([[5.0]]), 0.0, False, False, {}
+
+    def scripted_action(self, obs):
+        return self.action_space.low.astype(int) + len(self.got)
+
+    def render(self):
+        return np.full((16, 16, 3), self.got[-1] % 256 if self.got else 99, np.uint8)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (-128, 127)])
+def test_each_whole_number_of_an_env_s_actions_is_reached_as_often_and_by_its_script(low: int, high: int) -> None:
+    gym.register("DialTest-v0", entry_point=Dial, kwargs={"low": low, "high": high}, max_episode_steps=10_000)
+    try:
+        env = make("DialTest-v0")
+    finally:
+        del gym.registry["DialTest-v0"]
+    got, numbers = env.inner.unwrapped.got, list(range(low, high + 1))
+    env.reset(seed=0)
+    # a tanh policy comes near to 1 and never there
+    for action in np.linspace(-0.99999, 0.99999, 10 * len(numbers)):
+        env.step(np.array([action], np.float32))
+    counts = [got.count(number) for number in numbers]
+    assert min(counts) >= 9 and max(counts) <= 11, counts
+    env.reset(seed=0)
+    for action in (-1.0, 1.0):
+        env.step(np.array([action], np.float32))
+    assert got == [low, high]
+    obs, _ = env.reset(seed=0)
+    for _ in numbers:
+        obs, *_ = env.step(env.scripted_action(obs))
+    assert got == numbers
+
+
 def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_is() -> None:
     for env_id, push, is_won in (("SliderTest-v0", 1, False), ("SliderGoalTest-v0", 1, True)):
         env = make(env_id)

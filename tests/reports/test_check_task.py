@@ -234,6 +234,39 @@ class Unsteady(gym.Env):
         return np.full((8, 8, 3), 100 + 100 * self.place[0], np.uint8)
 
 
+class Lamp(gym.Env):
+    """A switch, 0 or 1, and what it switches."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Box(0, 1, (1,), np.int64)
+    light = 0.0
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.light = 0.0
+        return np.full(1, self.light, np.float32), {}
+
+    def step(self, action):
+        self.light = float(action[0])
+        return np.full(1, self.light, np.float32), self.light, False, False, {}
+
+    def render(self):
+        return np.full((8, 8, 3), 50 + 200 * self.light, np.uint8)
+
+
+def test_a_switch_is_an_action(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gym.register("LampTest-v0", entry_point=Lamp, max_episode_steps=20)
+    try:
+        assert check_task("gym:LampTest-v0", tmp_path / "sheet.png", num_episodes=1, seed=0) == 0
+    finally:
+        del gym.registry["LampTest-v0"]
+    assert "its actions are integers: each has an equal part of [-1, 1]" in capsys.readouterr().out
+
+
 def test_of_a_wrapped_env_its_own_file_is_to_be_mended_not_ours(tmp_path: Path) -> None:
     gym.register("UnsteadyTest-v0", entry_point=Unsteady, max_episode_steps=20)
     try:
