@@ -14,7 +14,7 @@ STAMP  := $(VENV)/.installed
 DEV    := $(VENV)/.installed-dev
 # uv installs several times as fast as pip, where it is there.
 UV     := $(shell command -v uv)
-INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check) --constraint constraints.txt --editable
+INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) --constraint constraints.txt --editable
 
 .PHONY: setup dev run test fast check hooks docs clean
 setup: $(STAMP) rendering
@@ -41,10 +41,12 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -c "$$CHECK_PYTHON" "Remove it: rm -r $(VENV), then make setup PYTHON=python3.12"
 	@# a set-up that was interrupted may have left a Python without pip
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	@echo "Installing what a run needs into $(VENV): some 1 GB to download, 2.5 GB on disk; each package is named below."
 	$(INSTALL) .
 	touch $@
 
 $(DEV): $(STAMP)
+	@echo "Installing what tests and LIBERO need besides: some 2 GB on disk."
 	$(INSTALL) ".[dev]"
 	touch $@
 

@@ -26,8 +26,9 @@ class SFTConfig:
     """Weights of demonstrated answers by `labels`. none: all equal, and failures are left out in chunks; filter:
     episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next answer (RA-BC);
     advantage: exponentiated advantages (AWR), with a table over progress as value; condition: all equal, each labelled
-    in its prompt as better or worse than expected (RECAP; needs `policy.conditioned`); preference: pairs of segments,
-    the better of which becomes more likely (CPL), see `sft_preferences`."""
+    in its prompt as better or worse than expected, i.e. conditioned on judged return (needs `policy.conditioned`;
+    RECAP without its value model, see `advantage_prompt`); preference: pairs of segments, the better of which becomes
+    more likely (CPL), see `sft_preferences`."""
     min_worth: float = 0.5
     """Minimum score in [0, 1] by the judge of episodes used with weighting filter. The page of `rlvlm score` shows
     which value best separates the data's own successes and failures."""

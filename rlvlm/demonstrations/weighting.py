@@ -188,7 +188,8 @@ def better_than_expected(curves: Sequence[Curve], worth: Curve) -> FloatArray:
     """Returns [M]: 1 for the `POSITIVE` share of answers with the largest advantages (see `advantage_weights`) above 0,
     0 for the others; NaN in episodes of unknown worth.
 
-    Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP), with the threshold set by that share.
+    Source: the threshold of RECAP (Physical Intelligence 2025, arXiv:2511.14759), here on judged returns; `policies.
+    advantage_prompt` lists the departures.
 
     Raises:
         UsageError: no advantage is above 0.

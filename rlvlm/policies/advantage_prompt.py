@@ -1,9 +1,13 @@
-"""Advantage conditioning: the prompt tells a policy whether its answer is to be better than expected.
+"""Conditioning on judged return: the prompt tells a policy whether its answer is to be better than expected.
 
 It imitates all demonstrations, good and bad, each labelled as such, and is prompted for good answers when it plays.
 
-Source: Physical Intelligence 2025, arXiv:2511.14759 (RECAP). Departures: labels to drop are drawn once and not in each
-step, and there is no guidance by the difference between the two prompts.
+Source: the prompts of RECAP (Physical Intelligence 2025, arXiv:2511.14759), of which this is a part. Departures:
+1. There is no value model: what is expected is the mean judged worth of episodes at similar progress (`weighting`).
+2. An answer is labelled by its whole episode's worth, not by an advantage of N steps.
+3. Labels to drop are drawn once and not in each step.
+4. There is no guidance by the difference between the two prompts, and no corrections by people.
+5. Data are collected once: no rounds of collecting, labelling and training.
 """
 
 from collections.abc import Sequence

@@ -47,7 +47,7 @@ SHOWN = {
     "mean_over_run": "mean over the run",
     "steps_to_solve": f"steps to {SOLVED:g}",
     "success_at_end": "success at the end",
-    "final_success_rate": "at any step",
+    "final_success_rate": "success at any step",
     "final_return": "true return",
     "label_accuracy": "labels right",
     "queries": "queries",
@@ -335,7 +335,7 @@ def draw_curves(results: Results) -> Figure:
             runs = [run for run in results.of(task, source) if len(run.steps)]
             if runs:
                 _draw_curve(axes, runs, colour, results.sources[source])
-        ylabel = "success rate" if find_task(task).return_range is None else "true return, 0 to 1"
+        ylabel = "success at the end" if find_task(task).return_range is None else "true return, 0 to 1"
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -0.04), max(high, 1.04))  # scores: 0 is nothing and 1 is solved, on every task
         # noted in each panel, since the legend is shared by all tasks

@@ -22,8 +22,8 @@ DECODINGS = {
 
 
 def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
-    """Returns [N], the score of each evaluation: the success rate (`true_success`), or the true return on the task's
-    own scale from 0 to 1.
+    """Returns [N], the score of each evaluation: success (`final_success`), or the true return on the task's own scale
+    from 0 to 1.
 
     The scale is fixed by the task, not by the runs compared, so a score means the same in every report. A return above
     that of a solved task scores above 1, one below random play's scores below 0.
@@ -37,7 +37,7 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
     """
     scale = find_task(task).return_range
     if scale is None:
-        return np.array([true_success(row) for row in rows], np.float64)
+        return np.array([final_success(row) for row in rows], np.float64)
     # 0 at the return of random play and 1 at that of a solved task, both defined by the task
     lowest, highest = scale
     returns = np.array([float(row["episode_return"]) for row in rows], np.float64)
@@ -47,7 +47,7 @@ def scores(task: str, rows: Sequence[Mapping[str, str]]) -> Floats:
 def score_name(task: str) -> str:
     """Returns the name of a task's score, for axes and tables."""
     scale = find_task(task).return_range
-    return "success rate" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
+    return "success at the end" if scale is None else f"true return, 0 is {scale[0]:g} and 1 is {scale[1]:g}"
 
 
 def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dict[str, Any]:
@@ -76,11 +76,18 @@ def evaluation_row(evaluation: Evaluation, env_steps: int, wall_s: float) -> dic
 
 def evaluation_rank(row: Mapping[str, Any]) -> tuple[float, float, float]:
     """Returns the sort key of the best row of `eval.csv`: success at the end of episodes, success, return."""
-    success, at_end = true_success(row), row.get("success_at_end")
+    return final_success(row), true_success(row), float(row["episode_return"])
+
+
+def final_success(row: Mapping[str, Any]) -> float:
+    """Returns the share of episodes that end in success in a row of `eval.csv`, by which evaluations and runs are
+    ranked; `true_success` if success ends the episodes, or if the row is of a version without that figure.
+    """
     # Envs in steps continue after success, and a policy that passes the goal and leaves it is not wanted. If sampled
     # play was evaluated too, episodes end with success.
+    at_end = row.get("success_at_end")
     continue_after_success = row.get("sampled_success_rate") in (None, "") and at_end not in (None, "")
-    return float(at_end or 0.0) if continue_after_success else success, success, float(row["episode_return"])
+    return float(at_end or 0.0) if continue_after_success else true_success(row)
 
 
 def true_success(row: Mapping[str, Any]) -> float:

@@ -32,6 +32,14 @@ def test_a_task_is_compared_by_success_or_by_its_return() -> None:
     assert scores("drawer_open", []).shape == (0,)
 
 
+def test_runs_are_ranked_by_success_at_the_end_and_not_at_any_step() -> None:
+    passes_by = {"success_rate": "1", "success_at_end": "0.25", "episode_return": "9"}
+    holds = {"success_rate": "0.5", "success_at_end": "0.5", "episode_return": "1"}
+    assert list(scores("drawer_open", [passes_by, holds])) == [0.25, 0.5]
+    sampled = passes_by | {"sampled_success_rate": "0.8"}  # success ends these episodes
+    assert list(scores("drawer_open", [sampled])) == [0.9]
+
+
 def evaluation(successes: int, sampled: float | None, reward: float = 1.0) -> Evaluation:
     """Four episodes of one step."""
     one = np.ones(1, np.float32)
