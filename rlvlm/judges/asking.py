@@ -16,7 +16,7 @@ from rlvlm.core.judging import Clip, Query, Stamp
 from rlvlm.core.steps import Frames
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.dialogues import Dialogue, DialogueResult
+from rlvlm.judges.dialogues import GRADED, Dialogue, DialogueResult
 from rlvlm.vlms.chats import TOP_P, AsyncEngine, Chat, ChatEngine, ChatReply, ChatRequest, TransientError
 
 logger = logging.getLogger(__name__)
@@ -293,6 +293,8 @@ def _stamp(engine: ChatEngine | AsyncEngine, config: JudgeConfig) -> Stamp:
     if config.is_remote:  # the server's name; its weights are not known
         server = urlsplit(config.api.base_url).netloc
         name, revision = name + (f"@{server}" if server else ""), config.revision
+        if config.score in GRADED:
+            traits = " shares=first_tokens"  # stored scores without this mark were often 0 or 1, whatever was likely
     else:
         # the processor resizes images within these bounds, so another bound is another image
         traits = f" min_pixels={config.min_pixels} max_pixels={config.max_pixels} {engine.traits}"

@@ -21,8 +21,11 @@ from rlvlm.vlms.chats import Chat, ChatReply, ChatRequest
 
 MIN_CHOICE_MASS = 1e-3
 """Total probability of the choices below which the model did not answer the question: invalid."""
-MIN_TOKEN_MASS = 0.5
-"""Total probability of the choices among a server's likeliest tokens below which the reply's text is read instead."""
+WRITTEN_MASS = 0.5
+"""Total probability of the choices as first tokens below which a label that the reply writes out goes before them: the
+model answered in a sentence."""
+MAX_BLUR = 0.1
+"""How far choices that a server did not list among its likeliest tokens may move a value, at most."""
 EMPTY = "(an empty reply)"
 CUT = "(cut off by judge.max_new_tokens before the reply began; models that think first need thousands)"
 REFUSAL = "(refused) "
@@ -33,6 +36,13 @@ LABEL_TOKENS = [("0",), ("1",), tuple(text for minus in "-\u2212\u2013" for text
 YES_AND_NO = [prompts.ANSWERS_YES, prompts.ANSWERS_NO]
 TRUE_AND_FALSE = [("True",), ("False",)]
 RATINGS = [(text,) for text in prompts.RATING_TEXTS]
+_CHOICES: dict[ScoreMode, list[tuple[str, ...]]] = {
+    "success": YES_AND_NO,
+    "utility": RATINGS,
+    "statement": TRUE_AND_FALSE,
+}
+GRADED = frozenset(_CHOICES)
+"""Forms of score that are read from probabilities."""
 _ROUNDING = 1.01
 _MARKS = " \t\r\n\"'`*.:"
 
@@ -97,9 +107,7 @@ def score_dialogue(mode: ScoreMode, sentences: Mapping[str, str] = prompts.SENTE
     """Returns the dialogue that asks for a score in the form `mode`, with its own words from `sentences` if any."""
     if mode == "delta":
         return partial(_score_delta, sentences)
-    return partial(
-        _score_by_choice if mode in ("success", "utility", "statement") else _score_in_words, mode, sentences
-    )
+    return partial(_score_by_choice if mode in GRADED else _score_in_words, mode, sentences)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +115,20 @@ class _Shares:
     """Distribution of a model's probability over some choices."""
 
     shares: list[float]
-    """Probability of each choice, normalised to sum to 1."""
+    """Probability of each choice, normalised to sum to 1; all equal if no choice has any."""
     total: float
     """Total probability of the choices among all possible replies."""
+    unlisted: float
+    """Most that choices may hold beside that which a server did not list; 0 for our own engines."""
     text: str
     """Likeliest choice, or the written reply; if it is no answer, the reason."""
     is_answer: bool
     """Whether the model answered the question, and its text does not contradict that."""
+
+    @property
+    def blur(self) -> float:
+        """Most by which `unlisted` may move one of the shares."""
+        return self.unlisted / (self.total + self.unlisted) if self.unlisted else 0.0
 
 
 def _choose(
@@ -124,6 +139,9 @@ def _choose(
 ) -> Choosing:
     """Asks a model to choose, and returns its probabilities, or None if it gives none, and its reply.
 
+    An engine in our hands gives the probability of each choice, a server those of its likeliest first tokens. Both are
+    read by one rule: the choices are normalised among themselves, and are an answer from `MIN_CHOICE_MASS` on.
+
     Args:
         chat: the question.
         choices: all spellings of each choice.
@@ -133,39 +151,49 @@ def _choose(
     # each spelling is a separate choice for the engine: a model that would write `Yes` means yes
     texts = tuple(text for spellings in choices for text in spellings)
     reply = yield ChatRequest(chat=chat, choices=texts, wants_log_probs=True)
-    if reply.choice_log_p is None:
-        # a server: it wrote a text, and gave its likeliest first tokens at best
-        known = None if reply.is_refusal else token_shares(reply.first_tokens or (), tokens or choices)
-        if known is None:
+    unlisted, written = 0.0, None
+    if reply.choice_log_p is not None:
+        each = iter(np.exp(reply.choice_log_p).tolist())
+        masses = [fsum(next(each) for _ in spellings) for spellings in choices]
+        text = texts[int(reply.choice_log_p.argmax())]
+    else:
+        listed = None if reply.is_refusal else token_masses(reply.first_tokens or (), tokens or choices)
+        if listed is None:
             return None, reply
-        written, likeliest = place_of(reply.readable), known[0].index(max(known[0]))
-        # a sampled text may differ from the likeliest choice; if a greedy one does, one of the two is not the answer,
-        # such as a token of the model's reasoning
-        is_answer = written in (None, likeliest) or reply.is_sampled
-        text = _kept_text(reply)
-        if not is_answer:
-            text += f" (its probabilities say {choices[likeliest][0]})"
-        return _Shares(shares=known[0], total=known[1], text=text, is_answer=is_answer), reply
-    log_p = reply.choice_log_p
-    # shifted by the largest: exp of raw log-probabilities of long texts is 0 for all of them
-    scaled = np.exp(log_p - log_p.max()) if np.isfinite(log_p.max()) else np.ones_like(log_p)
-    each, shares = iter((scaled / scaled.sum()).tolist()), list[float]()
-    for spellings in choices:
-        shares.append(min(1.0, sum(next(each) for _ in spellings)))  # sums of shares round up
-    total, text = float(np.exp(log_p).sum()), texts[int(log_p.argmax())]
-    is_answer = total >= MIN_CHOICE_MASS
+        masses, unlisted = listed
+        text, written = _kept_text(reply), place_of(reply.readable)
+    total = fsum(masses)
+    shares = [mass / total for mass in masses] if total else [1 / len(masses)] * len(masses)
+    likeliest, is_answer = shares.index(max(shares)), total >= MIN_CHOICE_MASS
     if not is_answer:
         names = ", ".join(spellings[0] for spellings in choices)
-        text = f"(none of {names}: together they have a probability of {total:.1g}, {MIN_CHOICE_MASS:g} is needed)"
-    return _Shares(shares=shares, total=total, text=text, is_answer=is_answer), reply
+        reason = f"(none of {names}: together they have a probability of {total:.1g}, {MIN_CHOICE_MASS:g} is needed)"
+        text = reason if reply.choice_log_p is not None else f"{text} {reason}"
+    elif written not in (None, likeliest) and not reply.is_sampled:
+        # a sampled text may differ from the likeliest choice; if a greedy one does, one of the two is not the answer,
+        # such as a token of the model's reasoning
+        is_answer, text = False, f"{text} (its probabilities say {choices[likeliest][0]})"
+    return _Shares(shares=shares, total=total, unlisted=unlisted, text=text, is_answer=is_answer), reply
 
 
-def token_shares(tokens: Tokens, choices: Sequence[Spellings]) -> tuple[list[float], float] | None:
-    """Returns the choices' probabilities, normalised, and their total; None if the reply hardly begins with one."""
-    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) in spellings) for spellings in choices]
-    total = fsum(masses)
+def token_masses(tokens: Tokens, choices: Sequence[Spellings]) -> tuple[list[float], float] | None:
+    """Returns the probabilities of the choices as the first token of a server's reply.
+
+    Args:
+        tokens: the likeliest first tokens, each with its probability.
+        choices: spellings of each choice.
+
+    Returns:
+        [C] probability of each choice, 0 if it is not listed; and the most that choices which are not listed may hold
+        together: each at most as much as the least likely listed token, and all no more than the list leaves. None if
+        nothing is listed, or the numbers are no probabilities.
+    """
+    listed = fsum(p for _, p in tokens)
     # rounded log-probabilities may sum to a little over 1; a larger sum means that they are not probabilities
-    return ([mass / total for mass in masses], total) if MIN_TOKEN_MASS <= total <= _ROUNDING else None
+    if not 0 < listed <= _ROUNDING:
+        return None
+    masses = [fsum(p for token, p in tokens if token.strip(_MARKS) in spellings) for spellings in choices]
+    return masses, max(0.0, min(masses.count(0.0) * min(p for _, p in tokens), 1.0 - listed))
 
 
 def _label_directly(query: Query) -> Dialogue:
@@ -177,11 +205,16 @@ def _label_directly(query: Query) -> Dialogue:
         return None if label is None else LABELS.index(label)
 
     known, reply = yield from _choose(prompts.compare_messages("direct", query), labels, place_of, LABEL_TOKENS)
-    if known is None:
+    if known is None or known.blur > MAX_BLUR:
         return _label_of(reply)
     left, right, tie = known.shares
     # equal probabilities: the first wins, as max is stable, so the answer repeats
     label = LABELS[max(range(3), key=known.shares.__getitem__)]
+    if known.total < WRITTEN_MASS and not known.is_answer:
+        # a sentence that ends in a label says more than what it might have begun with
+        answer = _label_of(reply)
+        if answer.value is not None:
+            return answer
     return DialogueResult(value=label if known.is_answer else None, text=known.text, probabilities=(left, right, tie))
 
 
@@ -203,7 +236,7 @@ def _label_in_two(query: Query) -> Dialogue:
 
 
 def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) -> Dialogue:
-    """Reads a score from the probabilities of a few words, or from the written word if a server gives none.
+    """Reads a score from the probabilities of a few words, or from the written word if a server lists none at all.
 
     `success`: probability of yes, given yes or no. `statement`: probability of True among all words. `utility`: mean
     rating by the probabilities, 1 as 0 and 5 as 1, which is finer than the likeliest rating.
@@ -211,7 +244,7 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
     Source: TOPReward, arXiv:2602.19313 (statement); Liu et al. 2023 (G-Eval), arXiv:2303.16634, sec. 2 (the mean).
     Departure: the probability is given, not its logarithm: the same order, in [0, 1].
     """
-    choices = {"success": YES_AND_NO, "utility": RATINGS, "statement": TRUE_AND_FALSE}[mode]
+    choices = _CHOICES[mode]
 
     def place_of(text: str) -> int | None:
         if mode == "utility":
@@ -225,10 +258,14 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
         values = [place / 4 for place in range(len(RATINGS))] if mode == "utility" else [1.0, 0.0]
         place = place_of(reply.readable)
         return _score_of(reply, lambda _: None if place is None else values[place])
-    # a statement counts by its probability among all words, so the normalisation is undone
-    value = known.shares[0] * (known.total if mode == "statement" else 1.0)
-    if mode == "utility":
+    value, blur = known.shares[0], known.blur
+    if mode == "statement":  # it counts by its probability among all words, so the normalisation is undone
+        value, blur = value * known.total, known.unlisted
+    elif mode == "utility":
         value = fsum(share * place / (len(RATINGS) - 1) for place, share in enumerate(known.shares))
+    if known.is_answer and blur > MAX_BLUR:
+        text = f"{known.text} (the server lists too few tokens: the others may move this score by {blur:.2g})"
+        return DialogueResult(text=text)
     return DialogueResult(value=min(1.0, value) if known.is_answer else None, text=known.text)
 
 

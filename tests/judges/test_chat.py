@@ -11,7 +11,7 @@ from rlvlm.judges import prompts
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.dialogues import score_dialogue
+from rlvlm.judges.dialogues import label_dialogue, score_dialogue
 from rlvlm.judges.judge import ChatTask
 from rlvlm.judges.reading import parse_change
 from rlvlm.judges.votes import BothOrders
@@ -190,17 +190,50 @@ def test_a_statement_stands_behind_the_clip():
     assert parts[-1]["text"].endswith("The answer is:") and "open the drawer" in parts[-1]["text"]
 
 
-def test_a_statement_behind_an_api_that_tells_its_likeliest_tokens():
-    for tokens, value in (
-        ([("True", 0.3), (" True", 0.2), ("False", 0.4)], 0.5),
-        ([("False", 0.999)], 0.0),
-        ([("The", 0.9), ("Sure", 0.1)], None),  # no answer at all, so not certainly a failure
-    ):
-        dialogue = score_dialogue("statement")(CLIP)
+ODDS = [
+    # the form of the question; odds of the first token; the value, by hand: of all words, of the two, mean of ratings
+    ("statement", {"True": 0.30, "The": 0.35, "False": 0.10, "Yes": 0.25}, 0.30),
+    ("statement", {"The": 0.5, "It": 0.45, "True": 0.02, "False": 0.03}, 0.02),
+    ("statement", {"The": 0.9, "Sure": 0.0995, "True": 0.0003, "False": 0.0002}, None),  # no answer, so no failure
+    ("success", {"Yes": 0.3, "The": 0.55, "No": 0.15}, 2 / 3),
+    ("success", {"The": 0.97, "No": 0.02, "Yes": 0.01}, 1 / 3),
+    ("utility", {"4": 0.2, "The": 0.6, "3": 0.1, "1": 0.1}, (0.2 * 0.75 + 0.1 * 0.5) / 0.4),
+    ("direct", {"1": 0.3, "The": 0.54, "0": 0.15, "-": 0.01}, (0.15 / 0.46, 0.3 / 0.46, 0.01 / 0.46)),
+]
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize(("form", "odds", "value"), ODDS)
+def test_the_same_odds_mean_the_same_on_our_engines_and_over_http(form, odds, value, over_http):
+    dialogue = label_dialogue("direct")(QUERY) if form == "direct" else score_dialogue(form)(CLIP)
+    request = next(dialogue)
+    known = odds | ({"-1": odds["-"]} if "-" in odds else {})
+    own = ChatReply(choice_log_p=np.log([known.get(choice, 1e-300) for choice in request.choices]))
+    remote = ChatReply(text=max(odds, key=lambda token: odds[token]), first_tokens=tuple(odds.items()))
+    with pytest.raises(StopIteration) as end:
+        dialogue.send(remote if over_http else own)
+    result = end.value.value
+    assert (result.probabilities or result.value) == (None if value is None else pytest.approx(value, abs=1e-6))
+
+
+def test_a_score_that_a_short_list_of_tokens_leaves_open_is_no_score():
+    # By hand: No is not among the three likeliest, so it may have .2, and yes then .6 of the two instead of all.
+    for tokens, value in (((("Yes", 0.3), ("The", 0.3), ("It", 0.2)), None), ((("Yes", 0.9), ("The", 0.05)), 1.0)):
+        dialogue = score_dialogue("success")(CLIP)
         next(dialogue)
         with pytest.raises(StopIteration) as end:
-            dialogue.send(ChatReply(text=tokens[0][0], first_tokens=tuple(tokens)))
-        assert end.value.value.value == pytest.approx(value), tokens
+            dialogue.send(ChatReply(text="Yes", first_tokens=tokens))
+        assert end.value.value.value == value, end.value.value.text
+
+
+def test_a_label_in_a_sentence_goes_before_what_the_sentence_might_have_begun_with():
+    odds = (("The", 0.96), ("0", 0.02), ("1", 0.01), ("-", 0.01))
+    for text, told in (("The answer is 1.", (Label.RIGHT, None)), ("The", (Label.LEFT, (0.5, 0.25, 0.25)))):
+        dialogue = label_dialogue("direct")(QUERY)
+        next(dialogue)
+        with pytest.raises(StopIteration) as end:
+            dialogue.send(ChatReply(text=text, first_tokens=odds))
+        assert (end.value.value.value, end.value.value.probabilities) == told
 
 
 def test_deltas_are_taken_of_what_is_left():

@@ -126,6 +126,10 @@ def test_what_a_server_does_not_take_is_left_out_or_named_otherwise_and_not_aske
         first, second = (one.compare([query()])[0] for _ in range(2))
     assert (first.label, first.probabilities, second.label) == (Label.RIGHT, None, Label.RIGHT)
     assert ["logprobs" in call.body for call in server.calls] == [True, False, False]
+    server = ApiServer(error(400, "Requested sample logprobs of 20, which is greater than max allowed: 5"))
+    with server.running() as url:
+        assert judge(url).compare([query()])[0].probabilities is not None
+    assert [call.body["top_logprobs"] for call in server.calls] == [20, 5]
     server = ApiServer(error(400, "Unsupported parameter: 'max_tokens'", param="max_tokens"))
     with server.running() as url:
         assert judge(url).compare([query()])[0].label is Label.RIGHT

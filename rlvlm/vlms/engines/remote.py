@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 NUM_LOG_PROBS = 20
-"""Number of first tokens whose probabilities are requested; no known server returns more."""
+"""Number of first tokens whose probabilities are requested; no known server returns more, and some only 5 or 8."""
 MAX_IMAGE_TOKENS = 10_000
 """Maximum tokens that any known provider counts for one image of the size that judges use."""
 TEMPLATE_TOKENS = 100
@@ -119,6 +119,7 @@ class RemoteEngine:
         self._seed = seed
         self._first_limit_name = self._limit_name = _LIMIT_NAMES[0] if api.base_url else own.limit_name
         self._not_taken = set[str]()
+        self._num_log_probs = NUM_LOG_PROBS
         self._image_tokens = MAX_IMAGE_TOKENS
         self._not_before = 0.0
         self.budget = Budget(api)
@@ -202,7 +203,7 @@ class RemoteEngine:
             self._limit_name: max_new_tokens,
         }
         body |= {"top_p": TOP_P, "seed": self._seed} if temperature > 0 else {}
-        body |= {"logprobs": True, "top_logprobs": NUM_LOG_PROBS} if request.wants_log_probs else {}
+        body |= {"logprobs": True, "top_logprobs": self._num_log_probs} if request.wants_log_probs else {}
         sent = {name: value for name, value in body.items() if name not in self._not_taken}
         try:
             completion = await self._client.chat.completions.create(model=self._model, **sent)
@@ -280,6 +281,11 @@ class RemoteEngine:
             self._limit_name = next(name for name in _LIMIT_NAMES if name != limit)
             return True
         if "logprobs" in sent and (named in ("logprobs", "top_logprobs") or "logprobs" in reason.lower()):
+            # `must be at most 5`: as many as it gives are better than a text alone
+            fewer = [number for number in map(int, re.findall(r"\b\d{1,2}\b", reason)) if number > 1]
+            if fewer := [number for number in fewer if number < sent["top_logprobs"]]:
+                self._num_log_probs = max(fewer)
+                return True
             names, what = {"logprobs", "top_logprobs"}, "gives no probabilities; its text is read instead"
         else:
             # top_p before the temperature: if a server names both, it accepts one of them

@@ -16,7 +16,7 @@ import pytest
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_shares
+from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_masses
 from rlvlm.runs.kinds import StepsRun
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.chats import Refused, TransientError
@@ -27,18 +27,15 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 from rlvlm.vlms.stills import to_png
 
 
-def test_label_odds_are_shares_of_the_first_tokens() -> None:
-    # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.05; together 0.95.
-    tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.05), ("The", 0.05)]
-    known = token_shares(tokens, LABEL_TOKENS)
-    assert known is not None and known[0] == pytest.approx([0.6 / 0.95, 0.2 / 0.95, 0.15 / 0.95])
-    known = token_shares([("Yes", 0.5), (" yes", 0.25), ("NO", 0.2), ("maybe", 0.05)], YES_AND_NO)
-    assert known is not None and known[0][0] == pytest.approx(0.75 / 0.95)
-
-
-def test_what_hardly_begins_with_a_label_has_no_odds() -> None:
-    for tokens in ([], [("The", 0.9), ("1", 0.1)], [("10", 1.0)], [("0", float("nan"))], [("1", 7.0)]):
-        assert token_shares(tokens, LABEL_TOKENS) is None and token_shares(tokens, YES_AND_NO) is None
+def test_choices_have_what_their_first_tokens_have() -> None:
+    # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.04; 0.02 are left, and all are listed.
+    tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.04), ("The", 0.04)]
+    assert token_masses(tokens, LABEL_TOKENS) == (pytest.approx([0.6, 0.2, 0.14]), 0.0)
+    # No is not listed: it has at most what the last token has, and at most what is left
+    assert token_masses([("Yes", 0.5), ("It", 0.3), ("The", 0.06)], YES_AND_NO) == ([0.5, 0.0], 0.06)
+    assert token_masses([("Yes", 0.5), ("It", 0.48)], YES_AND_NO) == ([0.5, 0.0], pytest.approx(0.02))
+    for odd in ([], [("0", float("nan"))], [("1", 7.0)], [("The", 0.0)]):
+        assert token_masses(odd, LABEL_TOKENS) is None
 
 
 def test_an_image_survives_the_wire_to_the_bit() -> None:
