@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive, check_shares
+from rlvlm.core.leads import FilePath
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
 """Advice if no script plays an env."""
@@ -17,10 +18,10 @@ _WARM_UP = 20
 class SFTConfig:
     """Settings of a run's supervised start that are common to policies with replies and with chunks."""
 
-    demonstrations: str = ""
+    demonstrations: FilePath = ""
     """Folder from `rlvlm collect` or `rlvlm data import`, all of whose episodes are used; empty: the task's expert
     plays."""
-    labels: str = ""
+    labels: FilePath = ""
     """Table of a judge's labels of `demonstrations`, written by `rlvlm score`, e.g. `pushes.labels/labels.parquet`."""
     weighting: Literal["none", "filter", "progress", "advantage", "condition", "preference"] = "none"
     """Weights of demonstrated answers by `labels`. none: all equal, and failures are left out in chunks; filter:
@@ -32,7 +33,7 @@ class SFTConfig:
     min_worth: float = 0.5
     """Minimum score in [0, 1] by the judge of episodes used with weighting filter. The page of `rlvlm score` shows
     which value best separates the data's own successes and failures."""
-    start_from: str = ""
+    start_from: FilePath = ""
     """Weights of another run or job to begin with, instead of demonstrations."""
     p_perturb: float = 0.0
     """Probability in [0, 1) that the expert's action is replaced by another one, which is not learned from. This shows

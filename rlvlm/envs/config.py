@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from rlvlm.core.checks import check_least
+from rlvlm.core.leads import FilePath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class TurnEnvConfig(EnvConfig):
     split: Literal["all", "training", "held_out"] = "all"
     """Starts (hands of cards, layouts of grids) that episodes may have. A fifth of all, always the same, is held out: a
     training run plays the others, and its evaluations play the held-out ones."""
-    prompt: str = ""
+    prompt: FilePath = ""
     """File with a prompt of your own, for instance a reference's; empty: the env's prompt. In the file $prompt stands
     for the env's prompt, $actions for the legal actions, $goal for the goal and, in games of points, $formula for the
     formula so far; $$ is a dollar sign."""

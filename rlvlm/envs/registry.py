@@ -17,6 +17,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.leads import CodeRef
 from rlvlm.core.plugins import GYMNASIUM
 from rlvlm.envs.config import KIND_CONFIGS, ChunkEnvConfig, EnvConfig, StepEnvConfig, TurnEnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
@@ -47,7 +48,7 @@ class Task:
     """Name that users type, e.g. `drawer_open`."""
     goal: str
     """Goal phrase for the prompt, e.g. `open the drawer`; empty if only the user can state it."""
-    maker: str
+    maker: CodeRef
     """`module:function` or `module:Class`, called with (config: EnvConfig, seed: int), giving an env."""
     arguments: tuple[str, ...] = ()
     """Further arguments for a maker that makes several tasks."""
@@ -63,7 +64,7 @@ class Task:
     return_range: tuple[float, float] | None = None
     """True episode returns that count as 0 (random play) and 1 (solved) when runs are compared; None: the task is
     compared by success rate."""
-    recipe: str = ""
+    recipe: CodeRef = ""
     """`module:function` that returns a run's default config, e.g. a `RunConfig`; empty takes the general defaults."""
     kind: Kind = "steps"
     """Kind of its envs: stepped with numbers (`StepEnv`), played in turns (`TurnEnv`), or driven by chunks of actions

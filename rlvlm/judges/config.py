@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, get_args
 
 from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
 from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.leads import CodeRef, FilePath, ModelName
 from rlvlm.core.plugins import is_reference
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 
@@ -79,7 +80,7 @@ class SimilarityConfig:
 class CachedConfig:
     """Stored answers that are replayed: backend cached."""
 
-    store: str = ""
+    store: FilePath = ""
     """Folder of the label store to read."""
     judge: str = ""
     """Part of the name of the judge whose answers to use; may be empty if the store has only one."""
@@ -105,13 +106,13 @@ class JudgeConfig(VLMConfig):
     section: ClassVar[str] = "judge"
     """Section of these settings on the command line."""
 
-    backend: str = "pocket"
+    backend: CodeRef = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in its
     own environment; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer, rynnvalue:
     reward models with heads of their own; cached: answers from disk; human: people, on the page of `rlvlm labels
     ask`; my_file:FUNCTION: your own judge. If only judge.model is given, as a hub name or the folder of a large
     model, it is transformers."""
-    model: str = ""
+    model: ModelName = ""
     """Hub name or local folder of the weights, or the API's name of the model. For the pocket backend: empty for the
     judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one trained on
     27 tasks of LIBERO, or a folder of the same form. `random` gives clip and blip2 random weights, as an uninformed
@@ -126,7 +127,7 @@ class JudgeConfig(VLMConfig):
     ratings; statement: probability of True after the statement that the clip shows the goal (TOPReward); rubric: 1
     to 5 by a rubric on the final state (RoboReward); delta: signed percentages between neighbouring images, added up
     (VLAC)."""
-    wording: str = ""
+    wording: FilePath = ""
     """JSON file with a published model's own sentences for such a score, or for robometer or rynnvalue, under their
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
@@ -142,7 +143,7 @@ class JudgeConfig(VLMConfig):
     untrained: Literal["refuse", "ok"] = "refuse"
     """Behaviour on a task that the pocket judge was not trained on, where its answers are confident nonsense.
     refuse: do not start the run; ok: start it."""
-    store: str = ""
+    store: FilePath = ""
     """Folder of the label store in which answers are kept and looked up; runs may share one. Empty keeps a run's
     answers in its own folder."""
     api: ApiConfig = field(default_factory=ApiConfig)

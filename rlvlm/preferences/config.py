@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
+from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.rewards.config import StepRewardConfig, check_name
 
 SAMPLING = ("uniform", "disagreement", "entropy", "k_center")
@@ -128,7 +129,7 @@ class FeedbackConfig:
     """Steps per segment, L >= 1; 1 compares single images, as the paper does."""
     recent_episodes: int = 100
     """Number of newest episodes from whose frames queries are sampled."""
-    sampling: str = "uniform"
+    sampling: CodeRef = "uniform"
     """Strategy that chooses queries. uniform: random (the paper); the others choose among candidates by the current
     reward model. disagreement: where its members differ most; entropy: where they are least sure; k_center: farthest
     from all earlier queries; my_file:FUNCTION: your own strategy. Before the first fit all are uniform."""
@@ -140,7 +141,7 @@ class FeedbackConfig:
     """Whether the agent keeps learning while the teacher answers; answers are then used one session later."""
     simulated: SimulatedTeacherConfig = field(default_factory=SimulatedTeacherConfig)
     mixed: MixedConfig = field(default_factory=MixedConfig)
-    measured: str = ""
+    measured: FilePath = ""
     """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured`
     imitates its rates of right, wrong and undecided answers, and its preference for a side."""
     preflight: int = 0

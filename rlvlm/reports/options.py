@@ -7,6 +7,7 @@ from typing import Literal
 import tyro
 
 from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.leads import FilePath
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judge_bench.archive import MAX_FRAMES
 from rlvlm.judges.config import JudgeConfig
@@ -16,7 +17,7 @@ from rlvlm.judges.config import JudgeConfig
 class BenchOptions:
     """Measure how far a judge can be trusted before training: figures here, a page and a row in a folder."""
 
-    suite: tyro.conf.Positional[str] = "tiny"
+    suite: tyro.conf.Positional[FilePath] = "tiny"
     """tiny, paper7, metaworld50, libero, minigrid, gym_cards; hacked_push_block, hacked_minigrid,
     hacked_drawer_open, episodes with which policies fooled judges; or comma-separated tasks; or the folder of a
     LeRobot data set with `next.success`, `is_success` or `success`; or a file of `harvest` or `freeze`."""
@@ -63,7 +64,7 @@ class BenchOptions:
 class FreezeOptions:
     """Write a suite to one file: pixels, questions and truth, with a hash of them. `judge-bench FILE` asks about it."""
 
-    suite: tyro.conf.Positional[str]
+    suite: tyro.conf.Positional[FilePath]
     """Suite as for `judge-bench`."""
     out: Path
     """File to write, with a name that ends in .zip."""

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 from rlvlm.core.checks import check_interval, check_least, check_shares
+from rlvlm.core.leads import CodeRef, FilePath
 
 SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
 """Names of the sources of step rewards, with the same meaning in all algorithms."""
@@ -64,19 +65,19 @@ class ExplorationConfig:
 class StepRewardConfig:
     """Source of the reward."""
 
-    source: str = "preference"
+    source: CodeRef = "preference"
     """preference: learned from a teacher's comparisons; score: learned from a teacher's scores of single images;
     judged: the judge's score of each image, unchanged; environment: the true reward; success: 1 if the env's own
     test holds; novelty: state entropy alone; my_file:NAME: your own `RewardSource`, or a function of (images, goal)
     that returns scores."""
-    teacher: str = "judge"
+    teacher: CodeRef = "judge"
     """judge: the VLM; oracle: compares true returns, or scores by true progress; progress: compares true progress;
     mistake, stochastic, skip, equal, myopic: B-Pref's, each with one human weakness; simulated: the weaknesses of
     feedback.simulated; published: right, wrong or undecided as often as the paper's VLM on this task; measured:
     errors as in feedback.measured; random: random labels, the negative control; human: a person at the page of
     `rlvlm labels ask`, for whom the run does not wait; mixed: `mixed_judge`, and a person for its doubtful answers;
     my_file:NAME: your own `Teacher`. Scores come from judge, oracle, random or your own."""
-    mixed_judge: str = "judge"
+    mixed_judge: CodeRef = "judge"
     """Teacher that answers every query before a person is asked about some (teacher mixed, feedback.mixed): judge,
     the VLM; or another teacher that answers at once, such as simulated or measured, to try out a budget."""
     model: Literal["image", "resnet18", "state"] = "image"
@@ -249,7 +250,7 @@ class TurnRewardConfig:
     """Share of failures that the teacher biased calls successes, in [0, 1]."""
     noise: float = 0.0
     """Standard deviation of the noise of the teacher progress, >= 0."""
-    measured: str = ""
+    measured: FilePath = ""
     """File bench.json of a judge (`rlvlm judge-bench`) for the teacher measured."""
     parts: int = 4
     """Number of parts in which a rollout of whole episodes is played, >= 1: a judge scores one while the next is

@@ -16,6 +16,7 @@ import tyro
 
 from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.errors import UsageError
+from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.envs.config import KIND_CONFIGS, EnvConfig
 from rlvlm.envs.registry import check_env_settings, find_task, task_env
 from rlvlm.judges.config import JudgeConfig
@@ -58,7 +59,7 @@ class TrackConfig:
     """Whether to open the dashboard of a Ray started by the run."""
     dashboard_port: int = 8265
     """Port of that dashboard, on the loopback address."""
-    bench: str = ""
+    bench: FilePath = ""
     """bench.json of the run's judge (`rlvlm judge-bench`), whose figures the run's card compares with its own. Empty:
     that of a teacher `measured`, if any."""
 
@@ -116,11 +117,11 @@ class RunConfig(ABC):
         *("*.without_answer", "*.fallback_judge", "*.on_alarm", "*.max_invalid_share"),
     )
     """Patterns of the settings that may change when a run is resumed. The others define what it is."""
-    task: tyro.conf.Suppress[str]
+    task: tyro.conf.Suppress[CodeRef]
     """Name of the task in `rlvlm.envs.registry`."""
     goal: str = ""
     """Goal phrase of the prompt; empty: the task's own."""
-    goal_image: str = ""
+    goal_image: FilePath = ""
     """File with an image of the goal, shown to the judge with every question; a copy is stored in the run's folder.
     Empty: none."""
     steps: int = 20_000

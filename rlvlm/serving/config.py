@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive
 from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.leads import Address, FilePath
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.vlms.config import EngineConfig as VllmConfig
@@ -159,11 +160,11 @@ class HttpConfig:
     """Further names for judges: `primo_r1_vllm: PRIMO-R1`."""
     policies: tuple[ActConfig, ...] = ()
     """Policies that answer `/v1/act`; without any there is no such route."""
-    token_file: str = ""
+    token_file: FilePath = ""
     """File with the bearer token, mode 0600; created with a random token if missing. Empty: `~/.rlvlm/token`."""
     hosts: tuple[str, ...] = LOOPBACK_NAMES
     """Host names, without port, that requests may address; others are refused (DNS rebinding)."""
-    media_root: str = ""
+    media_root: FilePath = ""
     """Folder from which `video_path` may name files; empty refuses every `video_path`."""
     body_bytes: int = 8 * MIB
     """Maximum size of a request body, bytes."""
@@ -211,13 +212,13 @@ class PageConfig:
 
     people: tuple[str, ...] = ("me",)
     """Names of the people; each gets a link."""
-    host: str = "127.0.0.1"
+    host: Address = "127.0.0.1"
     """Address to listen on."""
     port: int = LABEL_PORT
     """Port to listen on; if it is taken, the next free one."""
     allowed_hosts: tuple[str, ...] = ()
     """Further host names under which browsers may call, besides those of this machine."""
-    token_file: str = ""
+    token_file: FilePath = ""
     """File with the token of the links, mode 0600; created with a random token if missing. Empty:
     `~/.rlvlm/ask_token`."""
 

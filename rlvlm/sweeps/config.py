@@ -8,6 +8,7 @@ from typing import Any
 from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
+from rlvlm.core.leads import CodeRef
 from rlvlm.runs.settings import from_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -101,7 +102,7 @@ class SweepConfig:
 
     title: str
     """Subject of the comparison, in one line; heads the report."""
-    tasks: tuple[str, ...]
+    tasks: tuple[CodeRef, ...]
     """Names of tasks."""
     sources: dict[str, SourceConfig]
     """Compared sources, by folder name."""

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.leads import Address, FilePath, KeyVariable, ModelName
 
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
 """Patterns of the files fetched from a hub model: no pickles, no code."""
@@ -21,11 +22,11 @@ class VLMConfig:
     section: ClassVar[str] = "vlm"
     """Prefix of these fields on the command line, for messages: `--vlm.model`."""
 
-    model: str = ""
+    model: ModelName = ""
     """Hub name or local folder of the model."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
-    adapter: str = ""
+    adapter: FilePath = ""
     """Folder of a LoRA adapter in PEFT's format; empty: no adapter."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4: 4-bit weights through bitsandbytes."""
@@ -57,11 +58,11 @@ class ApiConfig:
     section: ClassVar[str] = "judge.api"
     """Prefix of these fields on the command line, for messages; judges' by default."""
 
-    base_url: str = ""
+    base_url: Address = ""
     """Root URL of an OpenAI-compatible server, e.g. `http://127.0.0.1:8000/v1`; empty takes the provider's own."""
-    key_file: str = ""
+    key_file: FilePath = ""
     """File with the API key, readable only by its owner (mode 0600)."""
-    key_env: str = ""
+    key_env: KeyVariable = ""
     """Environment variable with the key, if there is no key_file; empty takes the provider's usual name, or none if
     base_url is set: a provider's key is not sent to other servers."""
     concurrency: int = 16
@@ -80,7 +81,7 @@ class ApiConfig:
     """Price of a million input tokens, US dollars."""
     usd_per_million_output: float = 0.0
     """Price of a million output tokens, US dollars."""
-    ledger: str = ""
+    ledger: FilePath = ""
     """File that counts requests and spending, so that both limits hold across replicas and restarts; empty counts
     within one process."""
 
@@ -116,7 +117,7 @@ class EngineConfig:
     section: ClassVar[str] = "judge.engine"
     """Prefix of these fields on the command line, for messages; judges' by default."""
 
-    python: str = ""
+    python: FilePath = ""
     """Python interpreter of the environment with vLLM, in which the model's replica runs; empty takes
     `.envs/vllm/bin/python` below the working folder, where `make vllm` builds it."""
     tensor_parallel: int = 1

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from rlvlm.core.checks import check_least, check_positive, check_shares
 from rlvlm.core.errors import UsageError
+from rlvlm.core.leads import CodeRef
 
 Granularity = Literal["token", "action", "answer", "weighted"]
 Averaging = Literal["turn", "trajectory", "token", "constant"]
@@ -41,7 +42,7 @@ class AdvantageConfig:
     An estimator reads only the settings that it needs.
     """
 
-    estimator: str = "gae"
+    estimator: CodeRef = "gae"
     """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, gigpo), or an estimator of your own as
     `module:FUNCTION`."""
     gamma: float = 0.9
@@ -87,7 +88,7 @@ class AdvantageConfig:
 class LossConfig:
     """Settings of an update's loss: a clipped surrogate, a critic's error, a divergence and an entropy."""
 
-    policy: str = "clipped"
+    policy: CodeRef = "clipped"
     """Name in `losses.POLICY_LOSSES` (clipped, guarded), or a loss of your own as `module:FUNCTION`."""
     ratio: Granularity = "token"
     """Unit of the probability ratio. token: each token; action: each action of a chunk, over its dimensions; answer:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least
+from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
 from rlvlm.core.plugins import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.policies.vla.flow.config import FlowConfig
@@ -72,7 +73,7 @@ class OpenVLAConfig:
     """Whether a stop token follows the chunk, as OpenVLA-OFT was trained; RLinf leaves it out."""
     learns: Literal["lora", "all"] = "lora"
     """Trained weights. lora: an adapter; all: every weight, in float32."""
-    adapter: str = ""
+    adapter: FilePath = ""
     """Folder of a LoRA adapter to continue from, in PEFT's format; empty: a fresh one."""
     lora_rank: int = 32
     """Inner size of a fresh adapter, >= 1."""
@@ -106,16 +107,16 @@ class OpenVLAConfig:
 class VLAConfig:
     """Settings of the VLA that acts."""
 
-    model: str = ""
+    model: ModelName = ""
     """Folder or hub name of an OpenVLA-OFT checkpoint with a token head or, with `head` flow, of a SmolVLA, a pi0 or a
     pi0.5 in LeRobot's layout; empty: the pocket VLA, trained by the run."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
-    head: str = "tokens"
+    head: CodeRef = "tokens"
     """Kind of policy. tokens: a VLA with action tokens; flow: one that denoises chunks (flow matching), which is the
     pocket VLA with another head if no model is named; or a VLA of your own as `module:NAME`, a class or function that
     is called with the env and `settings`."""
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, OwnSetting] = field(default_factory=dict)
     """Settings of a VLA of your own, names and values alternating, e.g. `--policy.settings width 64`."""
     conditioned: bool = False
     """Whether the prompt asks for an answer better than expected, as needed after training with `sft.weighting

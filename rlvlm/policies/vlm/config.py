@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from rlvlm.core.checks import check_least
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.foreign import read_json
+from rlvlm.core.leads import CodeRef, ModelName, OwnSetting
 from rlvlm.core.plugins import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.vlms.config import VLMConfig
@@ -38,16 +39,16 @@ class PolicyConfig(VLMConfig):
     section: ClassVar[str] = "policy"
     """Prefix of these fields on the command line."""
 
-    model: str = ""
+    model: ModelName = ""
     """Hub name or local folder of a Qwen-VL, LLaVA, InternVL 3, Gemma 3 or SmolVLM; empty for the pocket policy."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Dtype of the weights. auto: float32 on a CPU and if all weights are trained, because bfloat16 loses most of
     Adam's steps to rounding; bfloat16 on a GPU with an adapter, which is float32 itself."""
-    head: str = "text"
+    head: CodeRef = "text"
     """Form of its answers. text: the action is read from the reply; actions: a categorical head picks it and no text is
     generated; or a network of your own instead of a chat VLM as `module:NAME`, a class or function that is called with
     the env and `settings`."""
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, OwnSetting] = field(default_factory=dict)
     """Settings of a network of your own, names and values alternating, e.g. `--policy.settings width 64`."""
     head_width: int = 256
     """Hidden units of the value head and of the action head."""

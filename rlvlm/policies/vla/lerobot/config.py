@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.leads import FilePath, ModelName
 
 _LAYERS = r"(.*\.)?(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 _TIME = r".*\.(action_)?time_mlp_(in|out)"
@@ -24,7 +25,7 @@ class LeRobotConfig:
     cameras: tuple[str, ...] = ()
     """Names of the env's cameras, one for each image feature of the checkpoint, in the order of its config.json; empty:
     the env's first ones."""
-    body: str = ""
+    body: ModelName = ""
     """Folder or hub name of the underlying VLM, for tokenizer.json and SmolVLA's config.json; empty: the one named in
     the checkpoint, which contains its weights."""
     image_px: int = 256
@@ -39,7 +40,7 @@ class LeRobotConfig:
     fine-tunes; lora_expert: an adapter on the expert; lora: one on body and expert; all: every weight, in float32."""
     has_values: bool = False
     """Whether to add a value head, for estimators with a critic; LeRobot's layout has no place for it."""
-    adapter: str = ""
+    adapter: FilePath = ""
     """Folder of a LoRA adapter to continue from, in PEFT's format; empty: a fresh one."""
     lora_rank: int = 32
     """Inner size of a fresh adapter, >= 1."""
