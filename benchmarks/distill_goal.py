@@ -19,10 +19,10 @@ import numpy as np
 from pocket_models.scenes import collect_scenes, draw_uniform_pairs, label_of
 from rlvlm.core.judging import Label, Query, Stamp, Status, Verdict
 from rlvlm.judge_bench.items import draw_gap_pairs
-from rlvlm.judges.config import DistillConfig
-from rlvlm.judges.distill import distill
 from rlvlm.labels.records import Origin, Truth, describe
 from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.distill.config import DistillConfig
+from rlvlm.plugins.distill.training import distill
 
 GOAL = "close the drawer"
 ORACLE = Stamp(judge="oracle:progress", revision="1", prompt="", decoding="")

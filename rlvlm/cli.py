@@ -1,7 +1,6 @@
 """`rlvlm run | resume | eval | collect | sweep | serve | report | fetch | slurm | doctor`: one screen, no logic."""
 
 import difflib
-import importlib
 import importlib.metadata
 import os
 import sys
@@ -13,6 +12,7 @@ from rich.table import Table
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.guests import Command, forms_of, guest_of, load, with_guests
 
 COMMANDS: dict[str, str] = {
     "run": "TASK [options]   train on a task: preference rewards, a VLM policy or a VLA policy",
@@ -28,17 +28,26 @@ COMMANDS: dict[str, str] = {
     "judge-bench": "[SUITE]          measure a judge on known answers, before anything is trained",
     "score": "DATA             a judge's labels of recorded episodes, and which of them to drop",
     "labels": "show | export | import | ask   label stores; ask has people answer in a browser",
-    "distill": "--from STORE --out DIR   train a pocket judge on another judge's labels",
     "check-task": "TASK             check a task against the env contract; makes a contact sheet",
     "fetch": "MODEL            download a judge's weights, for machines without a network",
     "slurm": "TASK [options] [-- run options]   the same run as a SLURM job",
     "doctor": "                 check that this machine has what a run needs",
 }
-"""The words and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
+"""The core's commands and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
 
 
 _MEANT = {"train": "run", "learn": "run", "start": "run", "play": "eval", "test": "eval", "benchmark": "judge-bench"}
 """Words that others use for our commands, none of which is spelled like them."""
+
+
+def commands() -> dict[str, Command]:
+    """Returns all commands by name: the core's, with the forms that guests add to them, and the guests' own."""
+    known: dict[str, Command] = {}
+    for name, text in COMMANDS.items():
+        usage, gap, about = text.partition("   ")
+        text = " | ".join([usage, *forms_of(name)]) + gap + about
+        known[name] = Command(call=f"rlvlm.commands.{name.replace('-', '_')}:command", text=text)
+    return with_guests("commands", known)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,10 +64,12 @@ def run_command(argv: Sequence[str]) -> int:
     Raises:
         UsageError: there is none.
     """
+    known = commands()
     if not argv or argv[0] in ("-h", "--help"):
         table = Table(box=None, show_header=False, padding=(0, 2))
-        for name, text in COMMANDS.items():
-            table.add_row(f"[bold]rlvlm {name}[/bold]", text.replace("[", r"\["))
+        for name, command in known.items():
+            if " " not in name:
+                table.add_row(f"[bold]rlvlm {name}[/bold]", command.text.replace("[", r"\["))
         console = Console()
         console.print("Reinforcement learning whose reward comes from vision-language models, on Ray.\n")
         console.print(table)
@@ -68,13 +79,15 @@ def run_command(argv: Sequence[str]) -> int:
     if name == "--version":
         print(f"rlvlm {importlib.metadata.version('rlvlm')}")  # noqa: T201 - what was asked for, and nothing else
         return EXIT_DONE
-    if name not in COMMANDS:
-        near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, COMMANDS, n=1)
+    # a guest's form of a command, such as `labels import`, goes before the command itself
+    name = next((form for form in (" ".join(argv[:2]), name) if form in known), name)
+    if name not in known:
+        near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
-        raise UsageError(f"there is no command {name!r}; commands: {', '.join(COMMANDS)}", hint)
+        listed = ", ".join(command for command in known if " " not in command)
+        raise UsageError(f"there is no command {name!r}{guest_of('commands', name)}; commands: {listed}", hint)
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait
-    module = importlib.import_module(f"rlvlm.commands.{name.replace('-', '_')}")
-    return module.command(argv[1:], f"rlvlm {name}")
+    return load(known[name].call)(argv[len(name.split()) :], f"rlvlm {name}")
 
 
 if __name__ == "__main__":

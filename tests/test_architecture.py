@@ -25,11 +25,14 @@ LAYERS = (
     ("runs", "testing"),
     ("sweeps",),
     ("reports",),
+    ("plugins",),
     ("commands",),
     ("cli", "run", "__main__"),
 )
 """Packages of rlvlm, the lowest first. Each sees those below it; packages of one layer never see each other."""
 LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+GUESTS = "rlvlm.plugins"
+"""Package of the guests: they see the core below them, nothing names them, and none names another."""
 FIRST_WITH_RAY = LAYER["algorithms"]
 OUTSIDE = ("pocket_models", "serve_apps", "tune_configs", "benchmarks", "tests")
 """Folders that see the package; it never sees them."""
@@ -67,6 +70,11 @@ def modules_of(names: set[str], known: Mapping[str, str]) -> set[str]:
     return found - {"rlvlm"}
 
 
+def guest_of(name: str) -> str:
+    """The guest that a module belongs to; empty for the core, and for the package of all guests."""
+    return name.removeprefix(GUESTS + ".").partition(".")[0] if name.startswith(GUESTS + ".") else ""
+
+
 def broken_rules(sources: Mapping[str, str]) -> list[str]:
     """One line per rule that the modules `sources` (name to code) break."""
     found, graph, statements = [], {}, {}
@@ -80,6 +88,10 @@ def broken_rules(sources: Mapping[str, str]) -> list[str]:
             target = rest.partition(".")[0]
             if not top or top in OUTSIDE:
                 found.append(f"{module} imports {name}: relative, or outside of the package")
+            elif guest_of(name) not in ("", guest_of(module)):
+                found.append(f"{module} names {name}: a guest is known to the registry alone")
+            elif name == GUESTS:
+                continue
             elif top == "ray" and LAYER[package] < FIRST_WITH_RAY:
                 found.append(f"{module} imports ray: pass the object in instead")
             elif top == "rlvlm" and target in LAYER and target != package and LAYER[target] >= LAYER[package]:
@@ -128,6 +140,12 @@ def sources_of_package() -> dict[str, str]:
              "rlvlm.runs.c.d": "", "rlvlm.runs.a.f": ""},
             "runs.a and rlvlm.runs.c see each other",
         ),
+        ({"rlvlm.runs.a": "x = 'rlvlm.plugins.b.c:D'", "rlvlm.plugins.b.c": ""}, "known to the registry alone"),
+        ({"rlvlm.cli": "import rlvlm.plugins.b.c", "rlvlm.plugins.b.c": ""}, "known to the registry alone"),
+        ({"rlvlm.plugins.a.b": "import rlvlm.plugins.c.d", "rlvlm.plugins.c.d": ""}, "known to the registry alone"),
+        ({"rlvlm.plugins.a.b": "import rlvlm.plugins.a.c, rlvlm.runs.d", "rlvlm.plugins.a.c": ""}, ""),
+        ({"rlvlm.plugins.a.b": "import rlvlm.commands.c", "rlvlm.commands.c": ""}, "sees commands"),
+        ({"rlvlm.core.a": "x = 'rlvlm.plugins'"}, ""),
         ({"rlvlm.envs.utils": ""}, "says nothing"),
         ({"rlvlm.new.a": ""}, "has no layer"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from tiny_run import box_words
 
 from rlvlm.cli import main
+from rlvlm.core.guests import with_guests
 from rlvlm.core.judging import Query
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.judges.cache import CachedJudge
@@ -79,10 +80,6 @@ MISTAKES = [
     ("judge-report nowhere", 2, "does not exist"),
     ("judge-report store --ask-swapped -1", 2, "must be >= 0"),
     ("judge-report store --ask-swapped 5", 2, "not in a run"),
-    ("distill --from nowhere --out d", 2, "no label store"),
-    ("distill --from store --out d", 2, "too few"),
-    ("distill --from store --out store", 2, "in use"),
-    ("distill --from store --out d --steps 0", 2, "must be >= 1"),
     ("collect", 2, "name a task"),
     ("collect numberline", 2, "did you mean"),
     ("collect drawer_open", 2, "an env in steps"),
@@ -241,7 +238,8 @@ HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
     "line",
     [
         *("--help", "run drawer_open --print-config", "run drawer_open --help", "eval --help", "resume --help"),
-        *("judge-report --help", "labels show --help", "labels import --help", "distill --help"),
+        *("judge-report --help", "labels show --help"),
+        *(f"{command} --help" for command in with_guests("commands", {})),
     ],
 )
 def test_what_needs_no_machinery_loads_none(line: str) -> None:

@@ -1,28 +1,24 @@
-"""Arguments that several commands share: a task and its overrides, or one of several forms.
+"""Arguments that several commands share: a task and its overrides.
 
 Imports neither torch nor ray.
 """
 
 import difflib
-import io
 import re
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import tyro
 
-from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.core.foreign import visible
+from rlvlm.core.console.arguments import HELP, parse
+from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import by_meaning, differences, flat
 
-_HELP = ("-h", "--help")
 _HELP_ALL = "--help-all"
 _MOST_USED = (
     *("goal", "goal_image", "steps", "seed", "out", "env.split", "reward.source", "reward.teacher", "judge.backend"),
@@ -37,42 +33,7 @@ _CHECKPOINT = "--policy.model"
 """Option for a trained model, which decides what else a run starts from."""
 _PRESET = "--algo.preset"
 """Option for estimator and loss, which decides what else a run starts from."""
-
-
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 Config = TypeVar("Config", bound=RunConfig)
-T = TypeVar("T")
-
-
-def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = None, **look: Any) -> T:
-    """Parses the arguments of a command.
-
-    Args:
-        kind: class of the arguments.
-        words: words of the command line.
-        prog: the command as the user called it, for help texts.
-        default: values of options that `words` lacks; None takes those of `kind`.
-        look: options for tyro's display.
-
-    Raises:
-        UsageError: an option is wrong, or a value breaks a rule.
-        SystemExit: help was requested (code 0).
-    """
-    settings: dict[str, Any] = look if default is None else look | {"default": default}
-    said, fix = io.StringIO(), f"{prog} --help"
-    try:
-        with redirect_stderr(said):  # tyro draws its own boxes, but ours are all alike
-            return tyro.cli(kind, args=words, prog=prog, **settings)
-    except ValueError as error:  # a rule of `kind` itself; those of its parts are shown by the parser
-        raise UsageError(str(error), fix) from error
-    except SystemExit as end:
-        if end.code == EXIT_DONE:
-            raise
-        lines = [line.strip("│").removeprefix(" ").rstrip() for line in _COLOUR.sub("", said.getvalue()).splitlines()]
-        # between its borders, and without the last line, which names the help
-        blocks = re.split(r"\n─+\n", "\n".join(line for line in lines if line[:1] not in ("╭", "╰")))
-        what = "\n\n".join(block for block in blocks if not block.startswith("For full helptext"))
-        raise UsageError(what, fix) from None
 
 
 def task_first(words: Sequence[str], prog: str, example: str, options: str = "[options]") -> tuple[str, Sequence[str]]:
@@ -87,7 +48,7 @@ def task_first(words: Sequence[str], prog: str, example: str, options: str = "[o
     Raises:
         UsageError: there is no task.
     """
-    if words and words[0] in (*_HELP, _HELP_ALL):
+    if words and words[0] in (*HELP, _HELP_ALL):
         return example, words[:1]
     if not words or words[0].startswith("-"):
         what = f"name a task: {prog} TASK {options}; tasks: {task_summary()}"
@@ -140,8 +101,8 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
     about = f"Train on a task ({task_summary()}); every option overrides one field of the task's recipe."
     start = default
     if _HELP_ALL in options:
-        options = _HELP[:1]
-    elif any(option in _HELP for option in options):
+        options = HELP[:1]
+    elif any(option in HELP for option in options):
         sections = sorted({name.partition(".")[0] for name in known if "." in name})
         about += (
             f" Most runs need only those below. {prog} {_HELP_ALL} has all {len(known)} ({', '.join(sections)}.*), "
@@ -234,33 +195,3 @@ def _with_most_used(config: Any, prefix: str = "") -> Any:
     body = {member.name: member for member in fields(kind) if member.name in shown}
     body |= {"__annotations__": shown, "__doc__": kind.__doc__, "__module__": kind.__module__}
     return dataclass(frozen=True, kw_only=True)(type(kind.__name__, (kind,), body))(**values)
-
-
-def print_progress(line: str) -> None:
-    """Shows a line on what a command is doing, beside its output."""
-    sys.stderr.write(f"{visible(line)}\n")
-
-
-def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:
-    """Runs a command with several forms, such as `labels show`, and prints the result.
-
-    Args:
-        words: the name of a form first, then its own arguments.
-        prog: the command as the user called it.
-        forms: arguments and function by name; the function returns the text to print.
-
-    Raises:
-        UsageError: there is no such form, or a value breaks a rule.
-    """
-    wanted = words[0] if words else ""
-    if wanted in _HELP:
-        lines = [f"  {prog} {name:8} {(kind.__doc__ or '').splitlines()[0]}" for name, (kind, _) in forms.items()]
-        sys.stdout.write("\n".join([*lines, f"\noptions: {prog} {next(iter(forms))} --help", ""]))
-        return EXIT_DONE
-    if wanted not in forms:
-        near = difflib.get_close_matches(wanted, forms, n=1) or list(forms)
-        found = f"{prog} is followed by {', '.join(forms)}; got {wanted or 'nothing'}"
-        raise UsageError(found, f"{prog} {near[0]} --help")
-    kind, act = forms[wanted]
-    sys.stdout.write(visible(act(parse(kind, words[1:], f"{prog} {wanted}"))))
-    return EXIT_DONE

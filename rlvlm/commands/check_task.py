@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.commands.arguments import parse
 from rlvlm.core.checks import check_least
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
 

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvlm.commands.arguments import parse, print_progress, task_first
+from rlvlm.commands.arguments import task_first
 from rlvlm.core.checks import check_interval, check_least, check_shares
+from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig

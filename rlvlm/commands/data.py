@@ -7,7 +7,7 @@ from typing import Literal
 
 import tyro
 
-from rlvlm.commands.arguments import print_progress, run_form
+from rlvlm.core.console.arguments import print_progress, run_form
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.demonstrations.card import FilterConfig
 from rlvlm.demonstrations.trajectory import CutConfig

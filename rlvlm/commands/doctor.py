@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from rich.text import Text
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer

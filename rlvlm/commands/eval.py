@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.commands.arguments import parse
 from rlvlm.core.checks import check_least
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import check_links
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder

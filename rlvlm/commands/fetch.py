@@ -12,7 +12,7 @@ import tyro
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
 from rlvlm.judges.config import JudgeConfig

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.commands.arguments import parse
 from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import check_trust

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rlvlm.commands.arguments import run_form
 from rlvlm.core.checks import check_least
+from rlvlm.core.console.arguments import run_form
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import UsageError
 from rlvlm.judges.config import HumanConfig, JudgeConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 
 
 @dataclass(frozen=True)

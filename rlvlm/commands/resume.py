@@ -10,7 +10,8 @@ from typing import Any
 import tyro
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint
-from rlvlm.commands.arguments import parse, parse_options
+from rlvlm.commands.arguments import parse_options
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder, write_settings

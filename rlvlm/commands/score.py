@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 from rlvlm.reports.options import ScoreOptions
 
 

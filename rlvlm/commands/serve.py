@@ -20,7 +20,7 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from rlvlm.commands.arguments import parse, parse_run
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
 from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig

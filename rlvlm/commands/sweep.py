@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.sweeps.config import SweepConfig, find_sweep_file, read_sweep

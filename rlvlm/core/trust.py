@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import GYMNASIUM
+from rlvlm.core.references import GYMNASIUM
 
 _OWN = re.compile(r"rlvlm(\.(?!py:)\w+)+:\w+")  # rlvlm.py:NAME would be a file of that name
 _here: set[str] = set()

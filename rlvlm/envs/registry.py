@@ -7,7 +7,6 @@ family whose goal contains these words: `libero_object/alphabet soup` is `libero
 
 import difflib
 import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,10 +16,11 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.guests import guest_of, guests, load
 from rlvlm.core.leads import CodeRef
-from rlvlm.core.plugins import GYMNASIUM
+from rlvlm.core.references import GYMNASIUM
 from rlvlm.envs.config import KIND_CONFIGS, ChunkEnvConfig, EnvConfig, StepEnvConfig, TurnEnvConfig
-from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES, SOFTGYM_GOALS
+from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES
 from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.envs.gym_cards.games import GAMES
 from rlvlm.envs.gymnasium_config import GymnasiumConfig
@@ -86,13 +86,11 @@ class Task:
 
 
 def shipped_tasks() -> Iterator[Task]:
-    """Yields each shipped task once; SoftGym's only if it is installed."""
+    """Yields each task of the core once."""
     named: list[tuple[str, Mapping[str, tuple[str, str]], str, EnvConfig]] = [
         ("", PAPER_GOALS, "metaworld.env:make_paper", MetaWorldConfig()),
         ("metaworld/", STOCK_GOALS, "metaworld.env:make_stock", MetaWorldConfig(robot="visible")),
     ]
-    if importlib.util.find_spec("softgym") is not None:
-        named.append(("softgym/", SOFTGYM_GOALS, "deformables.softgym:SoftGymEnv", StepEnvConfig(episode_steps=100)))
     for prefix, goals, maker, env in named:
         for name, (goal, goal_state) in goals.items():
             yield Task(
@@ -207,7 +205,7 @@ def register(task: Task) -> None:
 
 def task_names() -> list[str]:
     """Returns all names, sorted; those of a family, e.g. `metaworld/door-open-v3`, come last."""
-    return sorted(_TASKS, key=lambda name: ("/" in name, name))
+    return sorted(_tasks(), key=lambda name: ("/" in name, name))
 
 
 def task_summary() -> str:
@@ -217,7 +215,7 @@ def task_summary() -> str:
     """
     families = task_families()
     singles = [name for name in task_names() if "/" not in name and name not in families]
-    members = {family: f"{family}[/NAME]" if family in _TASKS else f"{family}/NAME" for family in families}
+    members = {family: f"{family}[/NAME]" if family in _tasks() else f"{family}/NAME" for family in families}
     return ", ".join(singles + [f"{members[family]} ({len(names)})" for family, names in families.items()])
 
 
@@ -237,8 +235,8 @@ def find_task(name: str) -> Task:
         UsageError: there is no such task; the message proposes one with a similar name.
     """
     # registered names come first, then references to import; no registered name contains a colon
-    if name in _TASKS:
-        return _TASKS[name]
+    if name in _tasks():
+        return _tasks()[name]
     if name.startswith(GYMNASIUM):
         return _gymnasium_task(name)
     if ":" in name:
@@ -254,7 +252,8 @@ def find_task(name: str) -> Task:
         raise UsageError(what, f"{module}:NAME, e.g. {module}:{module.rpartition('.')[2].upper()}")
     own = task_families().get(name.partition("/")[0]) if "/" in name else None
     known = f"{name.partition('/')[0]} has {len(own)}, {own[0]} to {own[-1]}" if own else f"tasks: {task_summary()}"
-    raise UsageError(f"there is no task {name!r}; {known}", _near(name))
+    missing = guest_of("tasks", name.partition("/")[0])
+    raise UsageError(f"there is no task {name!r}{missing}; {known}", _near(name))
 
 
 def full_name(name: str) -> str:
@@ -275,7 +274,7 @@ def task_env(name: str) -> Any:
 
 def own_settings(kind: type[EnvConfig], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `settings` without those that only other families' envs have, which files of older versions contain."""
-    shipped = {field.name for task in _TASKS.values() for field in fields(task.env)}
+    shipped = {field.name for task in _tasks().values() for field in fields(task.env)}
     others = shipped - {field.name for field in fields(kind)}
     return {name: value for name, value in settings.items() if name not in others}
 
@@ -287,7 +286,7 @@ def check_env_settings(name: str, config: EnvConfig) -> None:
     Raises:
         ValueError: names the class, or the longest episode.
     """
-    task = _TASKS.get(name)
+    task = _tasks().get(name)
     wanted = _GYMNASIUM_ENV if name.startswith(GYMNASIUM) else task.env if task else config
     # a base of the task's class is fine too: `make_env` fills in the rest
     if not (isinstance(config, type(wanted)) or isinstance(wanted, type(config))):
@@ -349,7 +348,7 @@ def few_starts(task: str) -> int | None:
 
     The env's own count is used, or the starts of some seeds are counted.
     """
-    known = _TASKS.get(task)
+    known = _tasks().get(task)
     if known is None or not isinstance(known.env, TurnEnvConfig) or not known.env.has_split:
         return None
     env = make_env(task, known.env, 0)
@@ -395,7 +394,7 @@ def _near(name: str) -> str:
     if family or name in families:
         known = {full.partition("/")[2]: full for full in families[closest[0]]} if closest else {}
     else:
-        known = {full.rpartition("/")[2]: full for full in _TASKS} | {full: full for full in _TASKS}
+        known = {full.rpartition("/")[2]: full for full in _tasks()} | {full: full for full in _tasks()}
     # long names must agree in more characters; a number resembles others without meaning them
     near = difflib.get_close_matches(member, known, n=1, cutoff=0.7 if family else 0.6)
     if near and (not near[0].isdigit() or (family and member == near[0])):
@@ -408,7 +407,7 @@ def _of_family(name: str) -> list[Task]:
     """Returns the tasks of the family before the slash whose goal contains the words after it."""
     family, _, piece = name.partition("/")
     text = piece.replace("_", " ").strip("\"' ").lower()
-    return [task for full, task in _TASKS.items() if text and full.startswith(f"{family}/") and text in task.goal]
+    return [task for full, task in _tasks().items() if text and full.startswith(f"{family}/") and text in task.goal]
 
 
 def _gymnasium_task(name: str) -> Task:
@@ -464,6 +463,23 @@ def _where(module: str) -> str:
     """Explains how to make a user's module importable."""
     file = f"{module.replace('.', '/')}.py"
     return f"{file} must lie in this folder ({Path.cwd()}): cd to where it is, or set PYTHONPATH=THAT_FOLDER"
+
+
+@cache
+def _add_guests_tasks() -> None:
+    """Registers the guests' tasks: at the first question and not at import, which their own modules may begin."""
+    for name, guest in guests().items():
+        try:
+            for task in load(guest.tasks)() if guest.tasks else ():
+                register(task)
+        except (UsageError, ValueError) as error:
+            _LOGGER.warning("the tasks of the guest %s are left out: %s", name, error)
+
+
+def _tasks() -> Mapping[str, Task]:
+    """Returns every registered task by name."""
+    _add_guests_tasks()
+    return _TASKS
 
 
 for _task in shipped_tasks():

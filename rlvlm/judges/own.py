@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
-from rlvlm.core.plugins import load_object, needed_parameters
+from rlvlm.core.references import load_object, needed_parameters
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.numeric import NumericJudge

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import check_call, is_reference, load_object
+from rlvlm.core.references import check_call, is_reference, load_object
 
 
 def check_head(config: Any, heads: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from scipy.special import expit
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Score, Status, Verdict
-from rlvlm.core.plugins import find_registered
+from rlvlm.core.references import find_registered
 from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore

@@ -18,7 +18,7 @@ from scipy.special import expit
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
-from rlvlm.core.plugins import check_call, is_reference, load_object
+from rlvlm.core.references import check_call, is_reference, load_object
 from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames, Pair, Segment, Trajectory
 from rlvlm.envs.images import FrameStore

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import load_object, needed_parameters
+from rlvlm.core.references import load_object, needed_parameters
 from rlvlm.rewards.judged import FunctionReward, JudgedReward
 from rlvlm.rewards.novelty import NoveltyReward
 from rlvlm.rewards.source import EnvironmentReward, RewardSource, SourceContext, SuccessReward

@@ -156,8 +156,8 @@ def fold_cloth() -> RunConfig:
 
 
 def stock(task: str) -> RunConfig:
-    """Returns any stock task of MetaWorld or SoftGym, not tuned. MetaWorld's robot is visible: it starts far away, and
-    in some tasks it is what is judged.
+    """Returns any stock task of MetaWorld, not tuned. The robot is visible: it starts far away, and in some tasks it is
+    what is judged.
     """
     return StepsRun(task=task, steps=100_000, env=task_env(task))
 
@@ -378,7 +378,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 }
 """Recipes by task."""
 FAMILY_RECIPES: dict[str, Callable[[str], RunConfig]] = {
-    **dict.fromkeys(("metaworld", "softgym"), stock),
+    "metaworld": stock,
     "minigrid": general,
     **dict.fromkeys(SUITES, libero),
 }

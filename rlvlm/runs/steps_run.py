@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import is_reference
+from rlvlm.core.references import is_reference
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.pocket.models import known_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name

@@ -11,7 +11,7 @@ from tiny_episodes import pair_of, tiny_episode, transitions_of
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label
-from rlvlm.core.plugins import load_object
+from rlvlm.core.references import load_object
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.teachers import build_teacher
 from rlvlm.rewards.build import build_source

@@ -18,7 +18,8 @@ from tiny_openvla import SMALL, write_openvla
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands import eval as eval_command
 from rlvlm.commands import resume, serve
-from rlvlm.commands.arguments import parse, parse_run
+from rlvlm.commands.arguments import parse_run
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
 from rlvlm.envs import rendering
 from rlvlm.envs.registry import find_task, make_env

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.core.errors import NumericsError, UsageError
-from rlvlm.core.plugins import find_registered
+from rlvlm.core.references import find_registered
 
 _TINY = 1e-6
 _NEEDS = {"values", "token_values", "groups", "states"}

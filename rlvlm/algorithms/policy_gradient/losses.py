@@ -14,7 +14,7 @@ from torch import Tensor
 from rlvlm.algorithms.policy_gradient.config import Averaging, LossConfig
 from rlvlm.core.episodes import Answer, Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import find_registered
+from rlvlm.core.references import find_registered
 
 _MAX_LOG_RATIO = 20.0
 """Bound on log-ratios: larger ones are useless, and at 89 exp() is infinite in float32."""

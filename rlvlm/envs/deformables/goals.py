@@ -24,13 +24,3 @@ DEFORMABLE_ENVS = {
 
 RETURN_RANGES = {"straighten_rope": (10.0, 20.0), "pass_water": (-290.0, -20.0), "fold_cloth": (-0.65, -0.02)}
 """By task: true returns of random play and of a solved task; a run's return is reported as a share of that range."""
-
-SOFTGYM_GOALS = {
-    "RopeFlatten": ("straighten the rope", "the rope is straight"),
-    "ClothFlatten": ("spread the cloth out flat on the floor", "the cloth is spread out flat on the floor"),
-    "ClothFold": ("fold the cloth in half", "the cloth is folded in half"),
-    "ClothDrop": ("lay the cloth down flat on the floor", "the cloth lies flat on the floor"),
-    "PassWater": ("bring the container to the goal without spilling water", "the full container is at the goal"),
-    "PourWater": ("pour the water into the other container", "the water is in the other container"),
-}
-"""Goal phrases and sentences of SoftGym's tasks, by its names."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least
 from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
-from rlvlm.core.plugins import is_reference
+from rlvlm.core.references import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.lerobot.config import LeRobotConfig

@@ -9,7 +9,7 @@ from rlvlm.core.checks import check_least
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.foreign import read_json
 from rlvlm.core.leads import CodeRef, ModelName, OwnSetting
-from rlvlm.core.plugins import is_reference
+from rlvlm.core.references import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.vlms.config import VLMConfig
 

@@ -1,4 +1,4 @@
-"""SoftGym's own tasks as envs: `softgym/NAME`, where the package can be imported. Built by the registry.
+"""SoftGym's own tasks as envs: `softgym/NAME`, where the package can be imported.
 
 SoftGym (Lin et al. 2020, arXiv:2011.07215) runs on PyFleX, which is compiled with CUDA. It cannot be installed on the
 project's own machines, so this adapter was only tested against a stand-in of the same interface. What to know:
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import StepEnvConfig
-from rlvlm.envs.deformables.goals import SOFTGYM_GOALS
 from rlvlm.envs.env import StepEnv, check_action
+from rlvlm.plugins.softgym.tasks import GOALS
 
 _KEY_METRES = 0.25e-3
 _SUCCESS = 0.9
@@ -50,7 +50,7 @@ class SoftGymEnv(StepEnv):
     """
 
     def __init__(self, config: StepEnvConfig, seed: int, name: str) -> None:
-        self.goal = SOFTGYM_GOALS[name][0]
+        self.goal = GOALS[name][0]
         if name not in _simulators:
             _simulators[name] = _Simulator(name)
         self._simulator = _simulators[name]

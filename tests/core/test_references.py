@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.plugins import find_registered, load_object
+from rlvlm.core.references import find_registered, load_object
 
 
 def test_of_two_files_of_one_name_each_is_itself(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlvlm.envs.config import StepEnvConfig
-from rlvlm.envs.deformables.softgym import SoftGymEnv
 from rlvlm.envs.registry import task_names
+from rlvlm.plugins.softgym.env import SoftGymEnv
 from rlvlm.testing import check_step_env
 
 STAND_IN = Path(__file__).parent / "stand_in"

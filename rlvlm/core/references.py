@@ -1,4 +1,4 @@
-"""Users' own objects that settings name: `package.module:NAME`, `file:NAME` or `path/file.py:NAME`."""
+"""References to users' own objects in settings: `package.module:NAME`, `file:NAME` or `path/file.py:NAME`."""
 
 import importlib
 import importlib.util

@@ -9,9 +9,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Stamp
 from rlvlm.judges.build import build_judge
-from rlvlm.judges.config import DistillConfig, JudgeConfig
-from rlvlm.judges.distill import AGREES, LabelDataset, Labelled, distill, read_labels, split
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore, open_store
+from rlvlm.plugins.distill.config import DistillConfig
+from rlvlm.plugins.distill.training import AGREES, LabelDataset, Labelled, distill, read_labels, split
 from rlvlm.pocket.models import weights_folder
 from rlvlm.testing import FakeJudge
 from rlvlm.vlms.supervised import IGNORED

@@ -21,11 +21,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Query, Stamp, Verdict
 from rlvlm.judges.build import build_judge
-from rlvlm.judges.config import DistillConfig, JudgeConfig
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import compare_messages
 from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import truth_about
 from rlvlm.labels.store import LabelStore, open_store
+from rlvlm.plugins.distill.config import DistillConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.vlms.supervised import (
     DialogueBuilder,

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from rlvlm.commands.arguments import parse
+from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.core.foreign import visible
-from rlvlm.judges.config import DistillConfig
+from rlvlm.plugins.distill.config import DistillConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class DistillArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `distill --from STORE --out DIR [options]`: prints how far the new weights agree with the labels."""
     arguments = parse(DistillArguments, words, prog)
-    from rlvlm.judges.distill import distill, graded_table  # torch: not needed for help
+    from rlvlm.plugins.distill.training import distill, graded_table  # torch: not needed for help
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     outcome = distill(arguments.store, arguments.out, arguments.settings)

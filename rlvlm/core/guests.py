@@ -1,0 +1,134 @@
+"""Guests: parts that the core of rlvlm does without, each with a folder of its own, and the registry that finds them.
+
+Those that ship lie in `rlvlm/plugins/NAME/`; others are installed packages with an entry point in the group
+`rlvlm.plugins`, whose value is `module:GUEST`. The file with the guest, `guest.py`, imports nothing but this module:
+what a guest adds is named by `module:NAME` and imported when it is used. So the command line starts as fast with many
+guests as with none, and a guest that is broken or missing costs what it adds and nothing else.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvlm.core.errors import UsageError, first_line
+
+GROUP = "rlvlm.plugins"
+"""Package of the guests that ship, and group of the entry points of others."""
+FOLDER = Path(__file__).parents[1] / "plugins"
+NAMES_FILE = FOLDER / "names.json"
+"""Which guest has which name, for messages about one that was taken out."""
+
+_LOGGER = logging.getLogger(__name__)
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command of `rlvlm`, or a form of one, such as `labels import`."""
+
+    call: str
+    """`module:FUNCTION`, called with the words after the command and its full name; returns the exit code."""
+    text: str
+    """Line in the help: what follows the command, three spaces, and what it does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guest:
+    """What a guest adds, by name. Nothing of it replaces what another part of rlvlm has under the same name."""
+
+    about: str
+    """What it is, in a few words."""
+    docs: str = ""
+    """Its page under `docs/`, or an address."""
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    """Commands, e.g. `distill`, and forms of other commands, e.g. `labels import`."""
+    tasks: str = ""
+    """`module:FUNCTION` that returns its `envs.registry.Task`s."""
+
+
+@functools.cache
+def guests() -> Mapping[str, Guest]:
+    """Returns the guests by name, those that ship first; one that is broken is left out with a warning."""
+    found: dict[str, Guest] = {}
+    for name, where in _places():
+        try:
+            guest = _load(where)
+            if not isinstance(guest, Guest):
+                raise TypeError(f"{where} is a {type(guest).__name__}, and no {__name__}.Guest")
+            if name in found:
+                raise ValueError("a guest of this name is there already")
+        except Exception as error:  # somebody else's file may fail in any way
+            _LOGGER.warning("the guest %s is left out: %s: %s", name, type(error).__name__, first_line(error))
+            continue
+        found[name] = guest
+    return found
+
+
+def with_guests(table: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Returns the entries of the core and those that the guests add.
+
+    Args:
+        table: field of `Guest`, e.g. `commands`.
+        own: entries of the core by name; a guest's entry of the same name is left out with a warning.
+    """
+    entries = dict(own)
+    for guest, declared in guests().items():
+        for name, entry in getattr(declared, table).items():
+            if name in entries:
+                _LOGGER.warning("%s %s of the guest %s is left out: the name is taken", table, name, guest)
+            else:
+                entries[name] = entry
+    return entries
+
+
+def forms_of(command: str) -> dict[str, Command]:
+    """Returns the forms that guests add to a command of the core: `import` for `labels import`."""
+    split = [(*name.split(maxsplit=1), entry) for name, entry in with_guests("commands", {}).items() if " " in name]
+    return {form: entry for owner, form, entry in split if owner == command}
+
+
+def guest_of(table: str, name: str) -> str:
+    """Returns the end of a message about a name that is not known: which guest that ships has it, empty if none has.
+
+    Args:
+        table: field of `Guest`, e.g. `commands`.
+        name: name that was not found in it.
+    """
+    # from a file beside the guests' folders, because a guest that was taken out cannot say what it had
+    known = json.loads(NAMES_FILE.read_text()).get(table, {}) if NAMES_FILE.exists() else {}
+    guest = known.get(name, "")
+    return f"; it comes with the guest {guest}, which is not installed here" if guest and guest not in guests() else ""
+
+
+def load(reference: str) -> Any:
+    """Returns the object that a guest's `module:NAME` names, imported.
+
+    Raises:
+        UsageError: it cannot be imported; says which reference and why.
+    """
+    try:
+        return _load(reference)
+    except Exception as error:  # somebody else's file may fail in any way
+        raise UsageError(
+            f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}",
+            "reinstall or mend the guest that names it",
+        ) from error
+
+
+def _places() -> Iterator[tuple[str, str]]:
+    """Yields the name of each guest and `module:NAME` of its `Guest`."""
+    for file in sorted(FOLDER.glob("*/guest.py")):
+        yield file.parent.name, f"{GROUP}.{file.parent.name}.guest:GUEST"
+    for point in sorted(importlib.metadata.entry_points(group=GROUP)):
+        yield point.name, point.value
+
+
+def _load(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

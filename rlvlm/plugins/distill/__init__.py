@@ -1,0 +1,1 @@
+"""`rlvlm distill`: trains a pocket judge on another judge's labels."""

@@ -1,0 +1,1 @@
+"""SoftGym's own tasks, where the package is installed."""
