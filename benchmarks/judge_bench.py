@@ -20,10 +20,10 @@ import tyro
 
 from rlvlm.judge_bench.rows import read_row
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.pages.bench_row import cells
 from rlvlm.pocket.models import weights_folder
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.bench_row import cells
 from rlvlm.reports.judge_bench import bench_judge
 from rlvlm.reports.options import BenchOptions
 from rlvlm.vlms.config import ApiConfig

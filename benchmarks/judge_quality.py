@@ -23,8 +23,8 @@ from typing import Any
 import tyro
 
 from rlvlm.judge_bench.prediction import COLUMNS, SHARES, read_curve, worth_of
-from rlvlm.reports.bench_figures import draw_success
-from rlvlm.runs.plots import save
+from rlvlm.pages.bench_charts import draw_success
+from rlvlm.pages.charts import save
 
 PAIRS = [
     {"accuracy": accuracy, "undecided": undecided, "left": left}

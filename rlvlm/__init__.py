@@ -12,6 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlvlm.commands.run import train as train
     from rlvlm.core.judging import Clip as Clip
     from rlvlm.core.judging import Query as Query
     from rlvlm.envs.registry import Task as Task
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import load_policy as load_policy
-    from rlvlm.runs.in_python import train as train
     from rlvlm.runs.recipes import recipe as recipe
     from rlvlm.runs.settings import override as override
 
@@ -36,7 +36,7 @@ PUBLIC = {
     "make_env": "rlvlm.envs.registry",
     "override": "rlvlm.runs.settings",
     "recipe": "rlvlm.runs.recipes",
-    "train": "rlvlm.runs.in_python",
+    "train": "rlvlm.commands.run",
 }
 """The public names, and where each lives; a module is imported when its name is first used."""
 

@@ -23,6 +23,7 @@ LAYERS = (
     ("judge_bench", "preferences"),
     ("algorithms", "serving"),
     ("runs", "testing"),
+    ("pages",),
     ("sweeps",),
     ("reports",),
     ("plugins",),

@@ -186,7 +186,7 @@ def test_a_finished_run_says_so(place: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = read_config_text((place / "used" / "config.yaml").read_text()).steps
-    monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config: 75)
+    monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config, _: 75)
     for done, code in ((wanted, 0), (wanted - 1, 75)):
         (place / "used" / "summary.json").write_text(f'{{"exit_reason": "done", "env_steps": {done}}}')
         assert main(["resume", "used"]) == code
@@ -197,7 +197,7 @@ def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     went_on = []
-    monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config: went_on.append(config.steps) or 75)
+    monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config, _: went_on.append(config.steps) or 75)
     folder = find_folder(place / "used")
     state = RunState(env_steps=5, wall_s=1.0, peak_rss_mb=1.0, settings=flat(folder.config()))
     folder.checkpoints.save(state, lambda algorithm: algorithm.mkdir(), is_best=True)

@@ -68,6 +68,7 @@ def command(words: Sequence[str], prog: str) -> int:
             write_settings(folder.path / "config.yaml", config_text(config))
     if newest is None:
         sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")
+    from rlvlm.pages.run import write_run_pages
     from rlvlm.runs.train import resume_run
 
-    return resume_run(folder, config)
+    return resume_run(folder, config, write_run_pages)

@@ -1,16 +1,19 @@
-"""`rlvlm run TASK`, and `python -m rlvlm.run TASK`: trains on a task."""
+"""`rlvlm run TASK`, and `python -m rlvlm.run TASK`: trains on a task. From Python: `rlvlm.train(config)`."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime
 
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
+from rlvlm.runs.config import RunConfig
 from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import create_folder
+from rlvlm.runs.folder import RunFolder, create_folder
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.settings import commented
 
@@ -34,6 +37,34 @@ def command(words: Sequence[str], prog: str) -> int:
                 plain_console().print(advice)
         return EXIT_DONE
     folder = create_folder(arguments.config, [*prog.split(), *words], datetime.now())
-    from rlvlm.runs.train import start_run  # torch and ray, after everything that can be checked without them
+    return _run(folder, arguments.config)
 
-    return start_run(folder, arguments.config)
+
+def train(config: RunConfig) -> RunFolder:
+    """Runs `config` to its end, as `python -m rlvlm.run` does, and returns its folder.
+
+    Works in scripts and in notebooks. A notebook's cell runs in an asyncio loop, where Ray Serve's handles do not
+    answer: there the run gets a thread of its own, which no signal can stop.
+
+    Raises:
+        RunError: it cannot start or continue.
+    """
+    check_before_run(config)
+    folder = create_folder(config, ["rlvlm.train"], datetime.now())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # there is no loop
+        _run(folder, config)
+        return folder
+    # Serve's handles refuse to block inside a running loop
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(_run, folder, config).result()
+    return folder
+
+
+def _run(folder: RunFolder, config: RunConfig) -> int:
+    # torch, Ray and matplotlib, after everything that can be checked without them
+    from rlvlm.pages.run import write_run_pages
+    from rlvlm.runs.train import start_run
+
+    return start_run(folder, config, write_run_pages)

@@ -18,6 +18,7 @@ from rlvlm.core.errors import EXIT_DONE
 from rlvlm.envs.registry import find_task
 from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.rows import is_of, number_cell, share_cell, task_figures
+from rlvlm.pages.charts import COLOURS, INK, STYLE, save, show_coinciding
 from rlvlm.reports.results import SOLVED, Results, RunResult, mean_known, run_results, sweep_results, with_benches
 from rlvlm.reports.statistics import (
     CONFIDENCE,
@@ -29,7 +30,6 @@ from rlvlm.reports.statistics import (
     percentiles,
     resampled_means,
 )
-from rlvlm.runs.plots import COLOURS, INK, STYLE, save, show_coinciding
 from rlvlm.runs.scores import score_name
 from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.folder import find_sweep

@@ -27,9 +27,9 @@ from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import MAX_PIXELS, image_digest
 from rlvlm.labels.store import LabelStore
-from rlvlm.reports.bench_figures import draw_bench
-from rlvlm.reports.bench_page import WorstAnswers, bench_page
-from rlvlm.reports.bench_row import print_row
+from rlvlm.pages.bench import WorstAnswers, bench_page
+from rlvlm.pages.bench_charts import draw_bench
+from rlvlm.pages.bench_row import print_row
 from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.in_python import StepPolicy, load_policy

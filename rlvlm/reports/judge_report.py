@@ -21,8 +21,8 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
-from rlvlm.reports.judge_answers import OUTCOMES, Recorded, by_bin, outcomes, read_sources, summarise
-from rlvlm.reports.judge_figures import draw_all
+from rlvlm.pages.answers import OUTCOMES, Recorded, by_bin, outcomes, read_sources, summarise
+from rlvlm.pages.judge_charts import draw_all
 from rlvlm.runs.folder import find_folder
 from rlvlm.runs.records import encode_png
 from rlvlm.runs.tables import CsvTable

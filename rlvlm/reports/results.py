@@ -12,9 +12,9 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.judge_bench.rows import ROW_FILE, is_of, read_row
+from rlvlm.pages.run_charts import column
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, find_folders
-from rlvlm.runs.plots import column
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.runs.settings import flat
 from rlvlm.runs.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries

@@ -32,9 +32,9 @@ from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
+from rlvlm.pages.score import DataSummary, ScoredData
 from rlvlm.reports.contact_sheet import folder_env
 from rlvlm.reports.options import ScoreOptions
-from rlvlm.reports.score_page import DataSummary, ScoredData
 from rlvlm.runs.preflight import cluster_address
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable

@@ -45,6 +45,7 @@ SCORE_COLUMNS = (
 ).split()
 """Columns of the score log: a score is in [0, 1]; its truth is the simulator's progress (empty if the env measures
 none) or, for a turn, its true utility."""
+INSTRUCTION_COLUMNS = "instruction episodes successes rate low high".split()
 CODE_SETTINGS = (
     *("judge.backend", "reward.source", "reward.teacher", "feedback.sampling"),
     *("algo.advantage.estimator", "algo.loss.policy", "policy.head"),
@@ -92,6 +93,8 @@ class RunFolder:
         self.ledger = path / "api_spending.json"
         self.log = path / "run.log"
         self.panel = path / "judge_panel.html"
+        self.played = path / "episodes.json"
+        self.by_instruction = CsvTable(path / "success_by_instruction.csv", INSTRUCTION_COLUMNS)
         self.readme = path / "README.md"
         self.crash = path / "crash.txt"
         self.numerics = path / "numerics"

@@ -1,15 +1,12 @@
-"""A run from Python: training in this process, its policy as an object, its learned reward as a function of images.
+"""A run from Python: its policy as an object, its learned reward as a function of images.
 
 These are the public functions of docs/python.md. A loaded policy needs neither Ray nor the judge, and its `act` returns
 what the `step` of the run's env takes, so that an episode is a simple loop.
 """
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -33,35 +30,10 @@ from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.runs.checkpoints import newest_sound
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, create_folder, find_folder
+from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.kinds import StepsRun, TurnsRun
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.train import start_run
 
 logger = logging.getLogger(__name__)
-
-
-def train(config: RunConfig) -> RunFolder:
-    """Runs `config` to its end, as `python -m rlvlm.run` does, and returns its folder.
-
-    Works in scripts and in notebooks. A notebook's cell runs in an asyncio loop, where Ray Serve's handles do not
-    answer: there the run gets a thread of its own, which no signal can stop.
-
-    Raises:
-        RunError: it cannot start or continue.
-    """
-    check_before_run(config)
-    folder = create_folder(config, ["rlvlm.train"], datetime.now())
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:  # there is no loop
-        start_run(folder, config)
-        return folder
-    # Serve's handles refuse to block inside a running loop
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(start_run, folder, config).result()
-    return folder
 
 
 def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames], FloatArray]:

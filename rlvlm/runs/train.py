@@ -34,6 +34,7 @@ from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.networks import sent_bytes
 from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.placement import own_gpu
+from rlvlm.runs.played import write_played
 from rlvlm.runs.preflight import bench_command, check_judge_knows
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.records import Recorder
@@ -58,6 +59,10 @@ NUM_VIDEOS = 2
 """Number of episodes of the last evaluation that are filmed."""
 
 
+Listener = Callable[[RunFolder], None]
+"""Called with the folder of a run that has ended or stopped, its tables complete: draws its pages, for example."""
+
+
 class StoppedEarly(Exception):  # noqa: N818 - no error
     """A signal stopped the run before there was anything to save."""
 
@@ -77,6 +82,7 @@ class Training:
         console: RunConsole,
         memory: MemoryWatch,
         before: RunState,
+        listener: Listener,
     ) -> None:
         self._folder = folder
         self._config = config
@@ -84,6 +90,7 @@ class Training:
         self._console = console
         self._memory = memory
         self._before = before
+        self._listener = listener
         # a run's folder may be moved, so is not a setting
         self._settings = {name: value for name, value in flat(config).items() if name != "out"}
         self._changes = list(before.changes)
@@ -186,7 +193,7 @@ class Training:
         self._folder.checkpoints.save(self.state, write, is_best)
 
     def finish(self, exit_reason: str, *, has_pages: bool = True) -> None:
-        """Writes summary, plots, videos and pages, and closes the trackers.
+        """Writes summary and videos, lets the listener draw the folder, and closes the trackers.
 
         Args:
             exit_reason: `done`, or why it stopped earlier; only a finished run is filmed.
@@ -197,9 +204,7 @@ class Training:
             self._trackers.close()
             return
         self._console.phase("writing plots, videos and pages")
-        from rlvlm.runs.pages import write_episodes_page, write_judge_page  # what draws is slow to import
-        from rlvlm.runs.plots import write_plots
-        from rlvlm.runs.video import write_videos
+        from rlvlm.runs.video import write_videos  # slow to import
 
         # a run that was stopped will go on, and is filmed at its end
         films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []
@@ -210,12 +215,11 @@ class Training:
         folder, config, state = self._folder, self._config, self.state
         summary = summarise(folder, config, state, exit_reason)
         folder.write_summary(summary)
-        write_plots(folder, config.title)
         if films:
             with film_draw(config, self._algorithm.draw) as draw:
                 write_videos(folder.videos, films, state.env_steps, draw, self._last_evaluation.has_success)
-        write_judge_page(folder, config)
-        write_episodes_page(folder, config, self._algorithm)
+        write_played(folder, config, self._algorithm)
+        self._listener(folder)
         files = sorted(str(file.relative_to(folder.path)) for file in folder.path.rglob("*") if file.is_file())
         card = run_readme(config, summary, folder.environment(), folder.command(), files)
         write_whole(folder.readme, card)  # last, because it links to the others
@@ -317,6 +321,7 @@ def open_training(
     checkpoint: Checkpoint | None,
     console: RunConsole,
     stop: StopRequest | None = None,
+    listener: Listener = lambda _: None,
 ) -> Iterator[Training]:
     """Yields the run loop of `folder` with everything it needs, restored from `checkpoint` (None: at the start).
 
@@ -364,6 +369,7 @@ def open_training(
             console=console,
             memory=memory,
             before=before,
+            listener=listener,
         )
         if stop is not None:
             stop.take_over()  # starting Ray has installed its own handlers
@@ -420,22 +426,22 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
         raise RunError(f"unexpected {type(error).__name__}: {error}", fix) from error
 
 
-def start_run(folder: RunFolder, config: RunConfig) -> int:
-    """Runs `config` in its new folder and returns the exit code.
+def start_run(folder: RunFolder, config: RunConfig, listener: Listener = lambda _: None) -> int:
+    """Runs `config` in its new folder and returns the exit code; the listener gets the folder at the end.
 
     Raises:
         RunError: it cannot start or continue; a folder in which nothing happened yet is removed again.
     """
     with folder.locked():  # until the folder is gone: a folder held by another process is never removed
         try:
-            return _run_held(folder, config)  # from no checkpoint
+            return _run_held(folder, config, listener)  # from no checkpoint
         except RunError:
             if not folder.has_begun():
                 folder.remove()
             raise
 
 
-def resume_run(folder: RunFolder, config: RunConfig) -> int:
+def resume_run(folder: RunFolder, config: RunConfig, listener: Listener = lambda _: None) -> int:
     """Resumes a run exactly at its newest intact checkpoint, or from the start if there is none yet, until its end or a
     signal, with the folder locked; returns the exit code.
 
@@ -443,10 +449,10 @@ def resume_run(folder: RunFolder, config: RunConfig) -> int:
         RunError: it cannot continue.
     """
     with folder.locked():
-        return _run_held(folder, config)
+        return _run_held(folder, config, listener)
 
 
-def _run_held(folder: RunFolder, config: RunConfig) -> int:
+def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
     """Does the work of `resume_run` in a folder that this process holds."""
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
@@ -457,7 +463,7 @@ def _run_held(folder: RunFolder, config: RunConfig) -> int:
         stack.enter_context(convert_errors(folder))
         checkpoint = choose_sound(folder.checkpoints.newest_first(), console)
         try:
-            with open_training(folder, config, checkpoint, console, stop) as training:
+            with open_training(folder, config, checkpoint, console, stop, listener) as training:
                 try:
                     while not (training.is_over or stop):
                         training.advance()

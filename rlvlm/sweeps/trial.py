@@ -16,6 +16,7 @@ from rlvlm.algorithms.heartbeat import start_heartbeat
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
+from rlvlm.pages.run import write_run_pages
 from rlvlm.runs.folder import RunFolder, check_trust, create_folder
 from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.preflight import check_before_run
@@ -128,7 +129,8 @@ class SweepTrial(Trainable):
             self._stack.enter_context(quiet_output(self._folder.log))
             console = self._stack.enter_context(RunConsole(log, config.title, config.steps, PANEL_ROWS[config.kind]))
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
-            return self._stack.enter_context(open_training(self._folder, config, newest, console))
+            training = open_training(self._folder, config, newest, console, listener=write_run_pages)
+            return self._stack.enter_context(training)
 
     def _write_down(self, training: Training, exit_reason: str, *, has_pages: bool = True) -> None:
         """Writes the summary, and plots and pages; nothing of the run is saved afterwards."""

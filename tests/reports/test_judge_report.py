@@ -16,10 +16,10 @@ from rlvlm.judges.agreement import calibration_error, cohens_kappa
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
+from rlvlm.pages.answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
+from rlvlm.pages.judge_charts import REFERENCE, decided_accuracy, shares_of
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
-from rlvlm.reports.judge_figures import REFERENCE, decided_accuracy, shares_of
 from rlvlm.reports.judge_report import compare_answers, report_judges
 from rlvlm.runs.answers import pair_of
 from rlvlm.runs.records import query_row, truths_of

@@ -9,13 +9,13 @@ import pytest
 
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
+from rlvlm.pages.run_charts import write_plots
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.plots import write_plots
 from rlvlm.runs.records import score_row
 from rlvlm.runs.scores import DECODINGS
 from rlvlm.runs.summary import run_readme, summarise, summarise_decodings

@@ -6,19 +6,18 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from rlvlm.rewards.scoring_items import ScoredItem
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.plots import (
-    OUTCOMES,
+from rlvlm.pages.charts import OUTCOMES, show_coinciding
+from rlvlm.pages.run_charts import (
     column,
     draw_accuracy,
     draw_learning_curve,
     draw_scores,
     draw_spent,
     outcome,
-    show_coinciding,
     write_plots,
 )
+from rlvlm.rewards.scoring_items import ScoredItem
+from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.records import score_row
 
 

@@ -16,8 +16,8 @@ from rlvlm.judge_bench.controls import FAILURES
 from rlvlm.judge_bench.figures import Floats
 from rlvlm.judge_bench.items import CASES, NUM_BINS, Item
 from rlvlm.judge_bench.prediction import ExpectedSuccess, fit_curves
-from rlvlm.reports.judge_figures import THEIRS, shares_of, shorten
-from rlvlm.runs.plots import COLOURS, INK, OUTCOMES, STYLE
+from rlvlm.pages.charts import COLOURS, INK, OUTCOMES, STYLE
+from rlvlm.pages.judge_charts import THEIRS, shares_of, shorten
 
 WIDTH = 5.2
 """Width of a figure, in inches."""

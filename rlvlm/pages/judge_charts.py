@@ -16,12 +16,12 @@ from rlvlm.core.steps import FloatArray
 from rlvlm.judge_bench.figures import Floats, confidences, share
 from rlvlm.judge_bench.items import NUM_BINS
 from rlvlm.judges.agreement import Reliability, calibration_error, reliability
+from rlvlm.pages.answers import GIVEN, OUTCOMES, TRUTHS, Recorded, by_bin, confusion, outcomes
+from rlvlm.pages.charts import COLOURS as LINES
+from rlvlm.pages.charts import INK, STYLE, save, show_coinciding, stack_shares
+from rlvlm.pages.charts import OUTCOMES as OUTCOME_COLOURS
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
-from rlvlm.reports.judge_answers import GIVEN, OUTCOMES, TRUTHS, Recorded, by_bin, confusion, outcomes
-from rlvlm.runs.plots import COLOURS as LINES
-from rlvlm.runs.plots import INK, STYLE, save, show_coinciding, stack_shares
-from rlvlm.runs.plots import OUTCOMES as OUTCOME_COLOURS
 
 COLOURS = {**OUTCOME_COLOURS, "not checked": "#d9c9a3"}
 THEIRS = "#9aa5ab"

@@ -12,7 +12,7 @@ from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.changes import changed
 from rlvlm.judge_bench.figures import outcome_of
 from rlvlm.judge_bench.items import CASES, Item, TaskItems
-from rlvlm.reports.bench_row import (
+from rlvlm.pages.bench_row import (
     GRADE_HEADS,
     TASK_HEADS,
     cells,
@@ -23,7 +23,7 @@ from rlvlm.reports.bench_row import (
     task_lines,
     way_of_asking,
 )
-from rlvlm.runs.plots import to_svg
+from rlvlm.pages.charts import to_svg
 from rlvlm.runs.records import encode_png
 from rlvlm.templates import inline, render
 

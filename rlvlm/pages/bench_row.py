@@ -10,7 +10,7 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.judge_bench.prediction import ExpectedSuccess
 from rlvlm.judge_bench.rows import PAIR_NAMES, SCORE_NAMES, number_cell, read_row, share_cell
-from rlvlm.reports.bench_figures import ASKED_FOR
+from rlvlm.pages.bench_charts import ASKED_FOR
 
 TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
 """Columns of the tables with a line per task."""

@@ -9,7 +9,7 @@ from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.figures import share
 from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import predict
-from rlvlm.reports.bench_figures import draw_bench, draw_difficulty, draw_scores, draw_success, draw_worths
+from rlvlm.pages.bench_charts import draw_bench, draw_difficulty, draw_scores, draw_success, draw_worths
 
 RUNS = [
     {"task": task, "kind": "scores", "worth": worth, "before": "0.5", "success": success}

@@ -16,21 +16,20 @@ from rlvlm.core import metrics
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.labels.store import LabelStore
+from rlvlm.pages.run import asked_text, episodes_page, judge_page, write_run_pages
+from rlvlm.pages.run_charts import draw_judge_over_training
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.pages import MAX_FRAMES, episodes_page, moments_of, write_judge_page
-from rlvlm.runs.plots import draw_judge_over_training
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.played import MAX_FRAMES, moments_of
 from rlvlm.runs.records import Recorder, nearness, outcome_of, query_row
 from rlvlm.runs.summary import summarise_judge
 from rlvlm.testing import TinyEnv
 
 
 def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolder, config: RunConfig) -> None:
-    write_judge_page(filled, replace(config, goal="open & shut"))
-    page = filled.panel.read_text()
+    page = judge_page(filled, "a & b", asked_text(replace(config, goal="open & shut")))
     assert "8 of 12 queries" in page and "<b>12</b><span>queries</span>" in page, "all are counted, some are shown"
     assert "<b>50.0 %</b><span>accuracy, of 4 decided pairs whose progress differs</span>" in page
     cards = re.findall(r"<article.*?</article>", page, re.DOTALL)
@@ -51,8 +50,8 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
 
 def test_a_run_without_examples_has_a_page_of_figures(filled: RunFolder, config: RunConfig) -> None:
     filled.samples.path.unlink()
-    write_judge_page(filled, config)
-    assert "No query was asked" in filled.panel.read_text() and "0 of 12 queries" in filled.panel.read_text()
+    page = judge_page(filled, "a run")
+    assert "No query was asked" in page and "0 of 12 queries" in page
 
 
 EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">\ud83d'
@@ -157,15 +156,14 @@ def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> Non
     assert len(rows) == 10 and rows[0]["vlm_score"] == "0.9" and rows[0]["ground_truth_score"] == "0.75"
     assert [row["outcome"] for row in empty.samples.read()] == ["false positive"] * 4 + ["invalid"]
     empty.metrics.append([{"env_steps": 7, metrics.JUDGE_ALARM: 0.0}, {"env_steps": 9, metrics.JUDGE_ALARM: 1.0}])
-    write_judge_page(empty, recipe("number_line"))
-    page = empty.panel.read_text()
+    page = judge_page(empty, "a run")
     assert '1 that it took for successes are in <a href="fooled.jsonl">' in page
     assert "Alarm from step 9 on" in page and page.count("<article") == 5 and "5 of 10 scores" in page
     assert "<b>on</b>" not in page and "<i>" not in page.split("<main")[-1], "untrusted words stay words"
     assert summarise_judge(empty)["alarm_step"] == 9
     empty.fooled.path.unlink()  # an alarm by controls may come before any failure is called a success
-    write_judge_page(empty, recipe("number_line"))
-    assert "Alarm from step 9 on" in empty.panel.read_text() and "fooled.jsonl" not in empty.panel.read_text()
+    page = judge_page(empty, "a run")
+    assert "Alarm from step 9 on" in page and "fooled.jsonl" not in page
 
 
 def test_a_run_of_judged_images_has_a_page(
@@ -180,7 +178,7 @@ def test_a_run_of_judged_images_has_a_page(
     assert [row["outcome"] for row in filled.samples.read()] == [
         "near the truth", "above the truth", "below the truth", "invalid", "failed",
     ]  # fmt: skip
-    write_judge_page(filled, config)
+    write_run_pages(filled)
     page = filled.panel.read_text()
     assert page.count("<article") == 5 and "5 of 5 scores" in page and "judge: 0.80, truth: progress 0.50" in page
     assert "<b>0.20</b><span>mean error" in page, "the scores are 0.1, 0.3 and 0.2 from their truths"
@@ -188,8 +186,7 @@ def test_a_run_of_judged_images_has_a_page(
 
 
 def test_a_run_that_nobody_scored_has_no_page(empty: RunFolder) -> None:
-    write_judge_page(empty, recipe("number_line"))
-    assert not empty.panel.exists() and summarise_judge(empty) == {}
+    assert judge_page(empty, "a run") == "" and summarise_judge(empty) == {}
 
 
 def test_the_plot_marks_the_alarm() -> None:
