@@ -329,16 +329,15 @@ class RunConfig(ABC):
 
     @property
     def worker_places(self) -> tuple[dict[str, float], ...]:
-        """Returns the resources that Ray must reserve for each process besides the run's own, without judges."""
-        places = [
+        """Returns the resources that Ray must reserve for each process besides the run's own, without those that Serve
+        places.
+        """
+        return tuple(
             {name: amount for name, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
             for role in self.roles
             if not role.is_served
             for _ in range(role.count)
-        ]
-        replicas = self.num_engine_replicas
-        # at least a core for each replica, and one for Serve's own actors
-        return (*places, *({"CPU": 1.0},) * (replicas + bool(replicas)))
+        )
 
     def why_unused(self, name: str) -> str | None:
         """Returns the setting that makes the one of that dotted name useless; None if it has an effect. A recipe may

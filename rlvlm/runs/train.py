@@ -347,7 +347,9 @@ def open_training(
         def tell_lost(what: str) -> None:
             console.line(f"{what}; go on with: {folder.resume_command}")
 
-        workers = len(config.worker_places)
+        replicas = config.num_engine_replicas
+        # at least a core for each replica, and one for Serve's own actors
+        workers = len(config.worker_places) + replicas + bool(replicas)
         with imported_meanwhile(config):
             stack.enter_context(
                 ray_session(

@@ -184,6 +184,13 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
                 time.sleep(0.1)
 
 
+def start_serve() -> None:
+    """Starts Serve, unless it runs already, without HTTP: a run's judge is reached through its handle, and a port would
+    be open to everybody.
+    """
+    serve.start(proxy_location="Disabled", logging_config=_QUIET)
+
+
 def unhealthy(file: AppFile) -> list[str]:
     """Returns the names of the file's apps that do not answer now; all of them if Serve itself does not."""
     return _not_running(file.names, _statuses())
@@ -232,8 +239,7 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
             last_report = time.monotonic()
             logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
 
-    # no HTTP: a run's judge is reached through its handle, and a port would be open to everybody
-    serve.start(proxy_location="Disabled", logging_config=_QUIET)
+    start_serve()
     target = serve.RunTarget(application, name=app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     try:

@@ -4,7 +4,7 @@ import logging
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,18 @@ from ray import tune
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
+from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.folder import trust_option
+from rlvlm.runs.placement import nodes
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.train import reachable
-from rlvlm.serving.apps import start_judge
+from rlvlm.serving.apps import start_judge, start_serve
 from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import FILE, FINISHED, State, SweepFolder, held_sweep
 from rlvlm.sweeps.plan import TrialPlan, app_name, expand, notes_of_plans, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
+from rlvlm.sweeps.room import num_at_once, num_slots, roles_of_a_run, roles_of_judges
 from rlvlm.sweeps.trial import SweepTrial
 from rlvlm.vlms.engines.remote import describe_server
 
@@ -56,31 +59,49 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             for note in notes_of_plans([plans[key] for key in waiting]):
                 table.line(note)
             table.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
+            run = roles_of_a_run(sweep.resources, [plans[key].config for key in waiting])
+            asked = shared_judges([plans[key] for key in waiting], sweep.resources.judge_cpus, folder.path)
             stack.enter_context(
-                ray_session(log=table.phase, on_lost=lambda what: table.line(f"{what}; go on with: {stop.advice}"))
-            )
+                ray_session(
+                    num_workers=num_slots(roles_of_judges([*asked.values()]), run) - 2,
+                    log=table.phase, on_lost=lambda what: table.line(f"{what}; go on with: {stop.advice}"),
+                )
+            )  # fmt: skip
             stop.take_over()
-            stack.enter_context(_judges(folder, sweep, [plans[key] for key in waiting], callback, table))
+            judges = stack.enter_context(_judges(asked, folder, [plans[key] for key in waiting], callback, table))
             table.phase("running")
             # runs whose judge did not load have failed already
             able = [key for key in waiting if callback.records[key].state is not State.FAILED]
             if able and not stop:
-                _tune(folder, sweep, able, callback)
+                at_once = num_at_once(roles_of_judges(judges), run, len(able), nodes())
+                if any(role.is_served for role in run):
+                    start_serve()  # here: a run would start it in its own reservation, where it has no place
+                else:
+                    at_once = len(able)  # Tune's reservations hold all that they need, on a cluster that grows too
+                _tune(folder, sweep, able, callback, run, at_once)
             table.phase("ending the judges and Ray")
         return _print_summary(table, callback, folder, place, stop)
 
 
-def max_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
-    """Returns placement bundles that suffice for the workers of each of `runs`: of each kind the largest number."""
-    # one size of reservation fits all runs of a sweep, as Tune gives every trial the same
-    kinds = {tuple(place.items()): dict(place) for places in runs for place in places}
-    return [kind for kind in kinds.values() for _ in range(max(list(places).count(kind) for places in runs))]
-
-
-def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callback: SweepCallback) -> None:
+def _tune(
+    folder: SweepFolder,
+    sweep: SweepConfig,
+    waiting: Sequence[str],
+    callback: SweepCallback,
+    run: Sequence[Role],
+    at_once: int,
+) -> None:
     """Runs a new Tuner over the unfinished runs, until they are finished or a signal comes; `Tuner.restore` takes no
     further runs, and has forgotten the rungs of ASHA. Progress is read from the run folders, however the last one
     ended.
+
+    Args:
+        folder: folder of the sweep.
+        sweep: its settings.
+        waiting: names of the unfinished runs.
+        callback: keeps their records.
+        run: processes of one run.
+        at_once: maximum number of runs side by side.
     """
     # runs write their own tables, and work in the sweep's start directory, so that relative paths mean the same
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
@@ -90,15 +111,14 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
     shutil.rmtree(folder.path / _TUNE, ignore_errors=True)
     resources = sweep.resources
     # learners and env runners are placed in the trial's reservation, and wait for ever if they do not fit
-    workers = max_places([plan.config.worker_places for plan in expand(sweep)])
-    places = tune.PlacementGroupFactory([{"CPU": resources.cpus, "GPU": resources.gpus}, *workers])
+    places = tune.PlacementGroupFactory([{"CPU": role.cpus, "GPU": role.gpus} for role in run if not role.is_served])
     tune.Tuner(
         tune.with_resources(SweepTrial, places),
         # names alone: a trial's run is read from the sweep's own file, in the process that runs it
         param_space={"sweep": str(folder.path), "trial": tune.grid_search(list(waiting))},
         tune_config=tune.TuneConfig(
             scheduler=SweepScheduler(callback),
-            max_concurrent_trials=resources.max_trials or None,
+            max_concurrent_trials=min(at_once, resources.max_trials or at_once),
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
@@ -114,24 +134,37 @@ def _tune(folder: SweepFolder, sweep: SweepConfig, waiting: Sequence[str], callb
 
 @contextmanager
 def _judges(
-    folder: SweepFolder, sweep: SweepConfig, plans: Sequence[TrialPlan], callback: SweepCallback, table: ProgressTable
-) -> Iterator[None]:
-    """Starts the Serve apps that the runs share, for the context; each counts its spending in the sweep's folder. If a
-    judge cannot be loaded or placed, its runs have failed; the others go on.
+    asked: Mapping[str, RunConfig],
+    folder: SweepFolder,
+    plans: Sequence[TrialPlan],
+    callback: SweepCallback,
+    table: ProgressTable,
+) -> Iterator[list[RunConfig]]:
+    """Starts the Serve apps that the runs share, for the context, and yields the configs of those that run; each counts
+    its spending in the sweep's folder. If a judge cannot be loaded or placed, its runs have failed; the others go on.
+
+    Args:
+        asked: see `shared_judges`.
+        folder: folder of the sweep.
+        plans: the runs.
+        callback: notes which runs have failed.
+        table: shows what is loading.
     """
+    running = []
     with ExitStack() as stack:
-        for app, config in shared_judges(plans, sweep.resources.judge_cpus, folder.path).items():
+        for app, config in asked.items():
             if server := describe_server(config.judge.backend, config.judge.api):
                 table.line(f"the judge asks {server}")
             table.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
             judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
             try:
                 stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
+                running.append(config)
             except JudgeUnavailable as error:
                 asking = [plan for plan in plans if plan.config.reward.asks_judge]
                 users = [plan.key for plan in asking if app_name(plan.config, folder.path) == app]
                 callback.fail(users, f"{error} ({error.fix})")
-        yield
+        yield running
 
 
 def _print_summary(

@@ -15,7 +15,6 @@ from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import from_yaml, override, to_yaml
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import alone_command, app_name, expand, notes_of_plans, shared_judges
-from rlvlm.sweeps.sweep import max_places
 
 JUDGE = SourceConfig(title="VLM", settings={"reward.teacher": "judge"})
 ORACLE = SourceConfig(title="oracle", settings={"reward.teacher": "oracle"})
@@ -207,12 +206,6 @@ def test_a_name_is_that_of_a_ready_sweep_or_is_told_with_those_that_are(
         find_sweep_file("reward_sorces")
     with pytest.raises(UsageError, match="cannot read"):
         read_sweep(find_sweep_file("nowhere.yaml"))
-
-
-def test_places_by_hand() -> None:
-    core, card = {"CPU": 1.0}, {"GPU": 1.0}
-    assert max_places([[core, core], [core, card], [card, card]]) == [core, core, card, card]
-    assert max_places([[], []]) == []
 
 
 @pytest.mark.parametrize("task", ["number_line", "push_block"])

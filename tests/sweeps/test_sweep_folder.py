@@ -15,7 +15,7 @@ from rlvlm.sweeps import sweep as sitting
 from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import ResourceConfig, SourceConfig, SweepConfig
 from rlvlm.sweeps.folder import FINISHED, State, SweepFolder, TrialRecord, find_sweep, held_sweep
-from rlvlm.sweeps.plan import TrialPlan, expand
+from rlvlm.sweeps.plan import TrialPlan, expand, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
 
 SWEEP = SweepConfig(
@@ -150,8 +150,9 @@ def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypat
     plans, stream = {plan.key: plan for plan in expand(sweep)}, io.StringIO()
     table = ProgressTable(stream, sweep.title, plans)
     callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=StopRequest())
-    with sitting._judges(folder, sweep, list(plans.values()), callback, table):
-        assert started == ["up"]
+    asked = shared_judges(list(plans.values()), 0.0, folder.path)
+    with sitting._judges(asked, folder, list(plans.values()), callback, table) as running:
+        assert started == ["up"] and [config.judge.both_orders for config in running] == [False]
     assert started == ["up", "down"]
     found = {key: (record.state, record.cause) for key, record in callback.records.items()}
     for seed in (0, 1):
