@@ -48,6 +48,11 @@ def mixed(*sources: str) -> dict[str, Any]:
     return {"reward.source": "mixture", **{f"reward.mixture.{name}": 1.0 for name in sources}}
 
 
+def growing(teacher: str) -> dict[str, Any]:
+    credit = {"reward.per": "turn", "algo.advantage.estimator": "grpo_turns", "algo.group_size": 2}
+    return judged(reward__teacher=teacher, reward__clip="growing") | BY_EPISODE | credit
+
+
 def configured(kind: str, settings: dict[str, Any]) -> RunConfig:
     return override(recipe(kind.split()[1]), KINDS[kind] | settings)
 
@@ -80,10 +85,11 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
             *(("biased", BY_EPISODE), ("progress", BY_EPISODE)),
         )
     ),
+    *((kind, growing(teacher), "") for kind in (TURNS, CHUNKS) for teacher in ("judge", "progress")),
     *(
-        (kind, judged(reward__teacher=teacher, reward__clip="growing") | BY_EPISODE | {"reward.per": "turn"}, "")
+        (kind, growing("progress") | {"algo.advantage.estimator": name}, f"estimator {name} adds these up")
         for kind in (TURNS, CHUNKS)
-        for teacher in ("judge", "progress")
+        for name in ("grpo", "rloo")
     ),
     (CHUNKS, judged(reward__clip="growing") | BY_TURN, "reward.per turn is asked with judge.score progress"),
     (CHUNKS, judged(reward__clip="growing") | BY_EPISODE, "goes with reward.per turn"),

@@ -56,6 +56,8 @@ class Estimator:
     """Inputs that it uses, out of `values` (a critic), `token_values` (a critic before every token), `groups` (whole
     episodes with equal starts) and `states`. Without `groups` an episode of turns may come in pieces, each in a column
     of its own: an unfinished one (`ends`) continues in the next rollout."""
+    is_per_episode: bool = False
+    """Whether all turns of an episode get the same advantage."""
 
     @property
     def has_critic(self) -> bool:
@@ -68,9 +70,9 @@ ESTIMATORS: dict[str, Estimator] = {}
 
 
 def estimator(
-    name: str, *needs: str
+    name: str, *needs: str, is_per_episode: bool = False
 ) -> Callable[[Callable[[Trajectories, AdvantageConfig], Tensor]], Callable[[Trajectories, AdvantageConfig], Tensor]]:
-    """Registers the decorated function under `name`; for `needs` see `Estimator`.
+    """Registers the decorated function under `name`; for `needs` and `is_per_episode` see `Estimator`.
 
     Raises:
         ValueError: a need is none of these.
@@ -81,7 +83,7 @@ def estimator(
     def register(
         compute: Callable[[Trajectories, AdvantageConfig], Tensor],
     ) -> Callable[[Trajectories, AdvantageConfig], Tensor]:
-        ESTIMATORS[name] = Estimator(compute, frozenset(needs))
+        ESTIMATORS[name] = Estimator(compute, frozenset(needs), is_per_episode)
         return compute
 
     return register
@@ -177,7 +179,7 @@ def gae_tokens(played: Trajectories, config: AdvantageConfig) -> Tensor:
     return advantages * is_token
 
 
-@estimator("grpo", "groups")
+@estimator("grpo", "groups", is_per_episode=True)
 def grpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     """Returns [T, E], each episode's return minus its group's mean, for all of its turns, divided by the group's
     unbiased standard deviation if configured.
@@ -189,7 +191,7 @@ def grpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     return scores.to(played.rewards.dtype) * played.is_live
 
 
-@estimator("rloo", "groups")
+@estimator("rloo", "groups", is_per_episode=True)
 def rloo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     """Returns [T, E], each episode's return minus the mean of the others in its group; ignores `divide_by_std`.
 
@@ -198,6 +200,28 @@ def rloo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     # A_i = R_i - mean of R_j over j != i: a baseline that does not depend on R_i leaves the gradient unbiased
     scores = group_relative(episode_returns(played.rewards), played.groups, False, leaves_one_out=True)
     return scores.to(played.rewards.dtype) * played.is_live
+
+
+@estimator("grpo_turns", "groups")
+def grpo_turns(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """Returns [T, E], each turn's return-to-go minus the mean of those of its group at the same turn, divided by their
+    unbiased standard deviation if configured. Episodes that are over by then do not count.
+
+    Source: Shao et al. 2024, arXiv:2402.03300, sec. 4.1.3 (process supervision). Departure: they normalise all rewards
+    of a group together and sum what is left to come; here these sums are compared at equal turns, so that a turn's
+    baseline is a value of the group's states at that time, and rewards may be differences of a score.
+    """
+    return compared_turns(played, config.gamma, _turn_keys(played), config.divide_by_std)
+
+
+@estimator("rloo_turns", "groups")
+def rloo_turns(played: Trajectories, config: AdvantageConfig) -> Tensor:
+    """Returns [T, E], each turn's return-to-go minus the mean of the others of its group at the same turn; ignores
+    `divide_by_std`.
+
+    Source: Ahmadian et al. 2024, arXiv:2402.14740. Departure: a baseline for each turn, as in `grpo_turns`.
+    """
+    return compared_turns(played, config.gamma, _turn_keys(played), False, leaves_one_out=True)
 
 
 @estimator("gigpo", "groups", "states")
@@ -209,12 +233,9 @@ def gigpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     assert played.states is not None, "asked for"
     scaled, live = config.divide_by_std, played.is_live
     episodes = group_relative(episode_returns(played.rewards), played.groups, scaled, correction=0)
-    # Rounded, so that the order of summation does not matter and equal turns are recognised as equal.
-    to_go = returns_to_go(played.rewards.double(), played.ends, config.gamma).float()
     # states are compared within their own group only, so the pair of both is one number
     keys = played.groups * (int(played.states.max()) + 1) + played.states
-    turns = torch.zeros_like(to_go, dtype=torch.float64)
-    turns[live] = group_relative(to_go[live], keys[live], scaled, correction=0)
+    turns = compared_turns(played, config.gamma, keys, scaled, correction=0)
     return (episodes + config.step_weight * turns).to(played.rewards.dtype) * live
 
 
@@ -274,6 +295,40 @@ def token_gae(turn_returns: Tensor, token_values: Tensor, is_token: Tensor, gamm
 def returns_to_go(rewards: Tensor, ends: Tensor, gamma: float) -> Tensor:
     """Returns [T, E], the discounted sum of `rewards` `[T, E]` from each turn to its episode's end (`ends`)."""
     return turn_gae(rewards, torch.zeros_like(rewards), torch.zeros_like(rewards), ends, gamma, 1.0)
+
+
+def compared_turns(
+    played: Trajectories,
+    gamma: float,
+    keys: Tensor,
+    is_scaled: bool,
+    *,
+    correction: int = 1,
+    leaves_one_out: bool = False,
+) -> Tensor:
+    """Returns [T, E], the return-to-go of each turn that was played, compared with those of the same key; 0 elsewhere.
+
+    Args:
+        played: the rollout.
+        gamma: discount per turn, in [0, 1].
+        keys: [T, E] integers; turns with equal keys are compared.
+        is_scaled: see `group_relative`, as are the others.
+        correction: 1 or 0.
+        leaves_one_out: whether the mean excludes the turn itself.
+    """
+    # rounded, so that the order of summation does not matter and equal turns are recognised as equal
+    to_go = returns_to_go(played.rewards.double(), played.ends, gamma).float()
+    live, turns = played.is_live, torch.zeros_like(to_go, dtype=torch.float64)
+    turns[live] = group_relative(
+        to_go[live], keys[live], is_scaled, correction=correction, leaves_one_out=leaves_one_out
+    )  # fmt: skip
+    return turns.to(played.rewards.dtype)
+
+
+def _turn_keys(played: Trajectories) -> Tensor:
+    """Returns [T, E], a number for each pair of group and turn."""
+    num_turns = len(played.rewards)
+    return played.groups * num_turns + torch.arange(num_turns)[:, None]
 
 
 def episode_returns(rewards: Tensor) -> Tensor:

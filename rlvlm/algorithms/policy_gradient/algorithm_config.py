@@ -128,7 +128,7 @@ class TokenConfig(BaseConfig):
             judge_env=judge_env,
         )  # fmt: skip
 
-    def validate(self) -> None:
+    def validate(self) -> None:  # noqa: C901 - one rule after the other
         """Checks what can be checked before anything starts.
 
         Raises:
@@ -137,13 +137,22 @@ class TokenConfig(BaseConfig):
         super().validate()
         if self.policy is None:
             raise ValueError("there is no policy; call .acting(policy=VLAConfig()), or with a PolicyConfig in turns")
-        algo, needs = self.algo, find_estimator(self.algo.advantage.estimator).needs
+        algo, reward, estimator = self.algo, self.reward, find_estimator(self.algo.advantage.estimator)
+        needs = estimator.needs
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
         check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)
         if self.reward.asks_judge != (self.make_judge is not None):
             raise ValueError(
                 f"the reward is {self.reward.title('judge')}, make_judge {self.make_judge}: a judge's score needs one, "
                 "and no other reward does"
+            )
+        if estimator.is_per_episode and reward.scores and reward.clip == "growing":
+            # sum over t of (s_t - s_t-1) = s_T: the judge would be asked at every turn for what its last score says
+            raise ValueError(
+                "reward.clip growing pays each turn by how much the score rose, and algo.advantage.estimator "
+                f"{algo.advantage.estimator} adds these up to the episode's last score: the advantages of reward.per "
+                "episode, for many times the questions; set --algo.advantage.estimator grpo_turns or rloo_turns, which "
+                "compare what is still to come at each turn, or --reward.per episode --reward.clip turn"
             )
         if self.kind == "chunks" and self.reward.weights["novelty"]:
             raise ValueError(

@@ -43,10 +43,10 @@ class AdvantageConfig:
     """
 
     estimator: CodeRef = "gae"
-    """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, gigpo), or an estimator of your own as
-    `module:FUNCTION`."""
+    """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, grpo_turns, rloo_turns, gigpo), or an
+    estimator of your own as `module:FUNCTION`."""
     gamma: float = 0.9
-    """Discount per turn, or per chunk, in [0, 1]."""
+    """Discount per turn, or per chunk, in [0, 1]; grpo and rloo compare whole episodes and use none."""
     gae_lambda: float = 0.95
     """Lambda of GAE, for estimators with a critic, in [0, 1]; 0 trusts the critic, 1 the rewards."""
     token_gamma: float = 1.0

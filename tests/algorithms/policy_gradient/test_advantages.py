@@ -206,6 +206,38 @@ def test_turns_are_compared_only_within_group_and_state() -> None:
     assert turns.tolist() == [[0.25, -0.25, 2.5], [0, 0, -2.5]]
 
 
+def test_what_each_turn_adds_to_a_growing_score_is_credited_to_it_and_whole_episodes_lose_it() -> None:
+    """A judge scores three episodes of one group so far after each turn; the third is over after its second turn.
+
+    scores .2 .5 .9   rewards .2 .3 .4   returns to go .9 .7 .4
+           .4 .4 .5           .4  0 .1                 .5 .1 .1
+           .1 .7              .1 .6                    .7 .6
+    """
+    scores = torch.tensor([[0.2, 0.4, 0.1], [0.5, 0.4, 0.7], [0.9, 0.5, 0.7]])
+    live = torch.tensor([[True] * 3, [True] * 3, [True, True, False]])
+    played = Trajectories(
+        rewards=scores.diff(dim=0, prepend=torch.zeros(1, 3)) * live, is_live=live,
+        ends=torch.tensor([[False] * 3, [False, False, True], [True] * 3]), groups=torch.zeros(3, dtype=torch.int64),
+        values=torch.zeros(3, 3), next_values=torch.zeros(3, 3),
+    )  # fmt: skip
+
+    def found(name: str, is_scaled: bool = False) -> Tensor:
+        return estimate(played, AdvantageConfig(estimator=name, gamma=1.0, divide_by_std=is_scaled))[0]
+
+    grpo = [[0.2, -0.2, 0.0], [0.7 - 1.4 / 3, 0.1 - 1.4 / 3, 0.6 - 1.4 / 3], [0.15, -0.15, 0.0]]
+    rloo = [[0.3, -0.3, 0.0], [0.7 - 0.35, 0.1 - 0.65, 0.6 - 0.4], [0.3, -0.3, 0.0]]
+    torch.testing.assert_close(found("grpo_turns"), torch.tensor(grpo), **CLOSE)
+    torch.testing.assert_close(found("rloo_turns"), torch.tensor(rloo), **CLOSE)
+    torch.testing.assert_close(found("grpo_turns", True)[0], torch.tensor([1.0, -1.0, 0.0]), **CLOSE)
+    # the other presets: the last scores alone, as when the judge is asked once an episode
+    once = replace(
+        played, rewards=torch.stack([torch.zeros(3), torch.tensor([0.0, 0.0, 0.7]), torch.tensor([0.9, 0.5, 0])])
+    )
+    for name in ("grpo", "rloo"):
+        assert torch.equal(found(name), estimate(once, AdvantageConfig(estimator=name, divide_by_std=False))[0])
+        assert find_estimator(name).is_per_episode and not find_estimator(f"{name}_turns").is_per_episode
+
+
 def test_returns_do_not_hang_on_the_order_of_rewards_and_whitening_looks_only_where_it_is_told() -> None:
     rewards = torch.tensor([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]])
     assert len(set(episode_returns(rewards).tolist())) == 1
