@@ -4,7 +4,7 @@ For inspection (`rlvlm check-task`, `rlvlm.judge_bench`); no policy learns from 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,8 @@ class Episode:
     """Indices into `snapshots` of the moments with measured progress: the start, and the end of each step or chunk."""
     successes: tuple[bool, ...] = ()
     """Result of the env's own success test at each moment of `looked`."""
+    answers: tuple[Any, ...] = ()
+    """What the player answered, in the form that the env takes, so that the same motion can be played elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,19 +163,33 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
         return [None if is_left else choose(slot.seen[-1], float(info["progress"]))]
 
     (slot,) = play_slots([Slot(env)], [seed], act)
-    if not (slot.is_over or is_left):
-        return None
+    return record(slot) if slot.is_over or is_left else None
+
+
+def replay(env: Env[Any, Any], seed: int, answers: Iterable[Any]) -> Episode:
+    """Plays the episode of a seed with these answers, in the form that the env takes, until they or the episode end."""
+    slot = Slot(env)
+    slot.begin(seed)
+    for answer in answers:
+        if slot.play(answer):
+            break
+    return record(slot)
+
+
+def record(slot: Slot) -> Episode:
+    """Returns the record of a slot's episode as far as it was played."""
     counts = [len(snapshots) for snapshots in slot.snapshots]
     successes = tuple(bool(info["success"]) for info in slot.infos)
     return Episode(
-        seed=seed,
+        seed=slot.start,
         snapshots=np.concatenate(slot.snapshots),
         # a chunk has a snapshot and a reward for each of its steps, but one progress, at its end
         progress=np.array([info["progress"] for info in slot.infos], np.float32).repeat(counts),
-        rewards=np.concatenate(slot.env_rewards).astype(np.float32),
+        rewards=np.concatenate([np.zeros(0, np.float32), *slot.env_rewards]).astype(np.float32),
         is_success=any(successes),
         actions=tuple(answer for answer in slot.answers if isinstance(answer, str)),
         goal=slot.goal,
         looked=tuple((np.cumsum(counts) - 1).tolist()),
         successes=successes,
+        answers=tuple(slot.answers),
     )

@@ -134,6 +134,12 @@ class Env(gym.Env[Obs, Act]):
         """
         return paint_path(image, self.hand_path(snapshots, camera))
 
+    def goals_in_view(self, snapshot: FloatArray) -> tuple[str, ...]:
+        """Returns the goals that an episode in the scene of `snapshot` `[S]` may have, its own among them: what they
+        name can be seen. By default the env's `instructions`, if it lists any.
+        """
+        return tuple(getattr(self, "instructions", ()))
+
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
         """Returns the full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""

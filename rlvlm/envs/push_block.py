@@ -260,6 +260,10 @@ class PushBlock(ChunkEnv):
         """Returns [N, 2]; the camera looks straight down, and up in the image is away from the viewer."""
         return 0.5 + snapshots[:, HAND] * np.array([0.5, -0.5], np.float32)
 
+    def goals_in_view(self, snapshot: FloatArray) -> tuple[str, ...]:
+        """Returns the instructions about the two blocks on this table."""
+        return tuple(INSTRUCTIONS[int(colour)] for colour in snapshot[COLOURS : COLOURS + 2])
+
     def landmarks(self, snapshots: FloatArray) -> FloatArray:
         """Returns [N, 3, 2]: the hand, the block that is asked for, and the pad."""
         return np.stack([snapshots[:, part] for part in (HAND, ASKED, PAD)], axis=1)

@@ -1,7 +1,7 @@
 """Controls and retests: items made from others, with a right answer that follows from theirs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,9 @@ def pair_controls(pairs: Sequence[Item], count: int, elsewhere: str, rng: np.ran
     return [*twice, *others, *faded]
 
 
-def score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: str, goals: Sequence[str]) -> list[Item]:
+def score_controls(
+    scored: Sequence[Item], begin: int, count: int, elsewhere: str, goals: Callable[[Item], Sequence[str]]
+) -> list[Item]:
     """Returns controls made from the first `count` successes among `scored`.
 
     Args:
@@ -52,7 +54,7 @@ def score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: st
         begin: index of the first of `scored` among the task's items.
         count: number of successes.
         elsewhere: goal of another task.
-        goals: goals of the same scene; the first that differs from the item's own is used.
+        goals: function that returns the goals of an item's scene; the first that differs from its own is used.
     """
     controls: list[Item] = []
     for place, item in [(begin + place, item) for place, item in enumerate(scored) if item.success][:count]:
@@ -66,7 +68,7 @@ def score_controls(scored: Sequence[Item], begin: int, count: int, elsewhere: st
             for case, order in orders.items()
         }
         made |= {"other task": {"goal": elsewhere}, "noise": {"change": "noise"}}
-        if other := next((goal for goal in goals if goal != item.goal), ""):
+        if other := next((goal for goal in goals(item) if goal != item.goal), ""):
             made["other goal"] = {"goal": other}
         controls += [
             replace(item, case=case, truth=(0.0,), success=False, source=place, **change)

@@ -10,19 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.attempts import ATTEMPTS, DISTURBED, LINE, START, WITHOUT_OBJECT
 from rlvlm.judge_bench.changes import FADED
 from rlvlm.judge_bench.controls import RETESTS
 from rlvlm.judge_bench.figures import (
     Figures,
+    line_parts,
     outcome_of,
     pair_figures,
     rank_correlation,
+    resampled,
     score_figures,
     share,
     success_table,
 )
 from rlvlm.judge_bench.items import HACKED, Item
-from rlvlm.judges.agreement import ALIKE, best_threshold, kept_leads
+from rlvlm.judges.agreement import ALIKE, area_interval, area_under_curve, best_threshold, kept_leads
 
 MIN_ITEMS = 12
 """Minimum number of answers for a conclusion from a share of them."""
@@ -36,6 +39,8 @@ _SMALL_GAPS = (0.5, 0.4, 0.3)
 """Gaps in progress below which a judge's accuracy is tested separately, the widest first."""
 _MAX_UNREAD = 0.2
 """Tolerated share of unreadable answers."""
+_SURE = 0.99
+"""Confidence of an interval that is looked at for each part of a line."""
 _RETEST_GAP = 0.2
 """Gap in progress below which mistakes do not count: near a tie any judge repeats them."""
 _COLOURS: dict[str, tuple[str, tuple[float, float, float]]] = {
@@ -70,6 +75,9 @@ _NO_SUCCESSES = {
     "cut short": "episodes cut short",
     "failure": "failures",
     HACKED: "what has fooled judges",
+    START: "failures of the start policy",
+    DISTURBED: "disturbed attempts",
+    WITHOUT_OBJECT: "motions without the object",
 }
 """Cases that a policy can play and that must not be called successes, in words."""
 _ASKED: dict[Literal["pairs", "scores"], str] = {"pairs": "", "scores": " when it scores"}
@@ -134,6 +142,8 @@ def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min
         _tells_no_success(scores, scored.get("auc"), min_auc),
         *_paid_controls(scores),
         *_called_successes(scores),
+        *_line_of_scores(scores),
+        _line_of_pairs(compared),
         *_retests(pairs, scores),
         _unread(rows),
         _sees_differences(compared.get("same_image")),
@@ -283,13 +293,58 @@ def _called_successes(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
     claims = _claims(scores)
     found = []
     for case, name in _NO_SUCCESSES.items():
-        called = [claim for item, _, claim in claims if item.case == case]
+        # some attempts do reach the goal
+        called = [claim for item, _, claim in claims if item.case == case and not item.success]
         part = share(sum(called), len(called))
         if part and part["count"] >= MIN_CONTROLS and part["low"] > _FOOLED:
             text = f"{part['value']:.0%} of {part['count']}, by the threshold that is best for the task"
-            fault = Fault(name=f"calls {name} successes", evidence=text, kind="scores", is_exploitable=True)
+            kind = "" if case in ATTEMPTS else "scores"  # an attempt is played as easily for comparisons
+            fault = Fault(name=f"calls {name} successes", evidence=text, kind=kind, is_exploitable=True)
             found.append(fault)
     return found
+
+
+def _line_of_scores(scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
+    """Finds where along a line to the goal a judge's best lies, unless it lies at the goal, and whether it sees the end
+    of the way. Such a fault of scores marks comparisons too.
+    """
+    parts = line_parts(scores)
+    done = parts.pop("at the goal", np.zeros((0, 2)))[:, 0]
+    found = []
+    # by its own range: a judge on a low scale sees small differences too
+    alike = ALIKE * float(np.ptp([answer.value for _, answer in scores])) if scores else 0.0
+    for name, part in parts.items():
+        values, (low, high) = part[:, 0], np.quantile(part[:, 1], [0, 1])
+        if min(len(done), len(values)) < MIN_CONTROLS:
+            continue
+        where, it = ("beyond the goal", "beyond it") if name == "beyond" else ("short of the goal", "short of it")
+        what = f"{len(values)} states {where}, at {low:.2f} to {high:.2f} of the way"
+        area = area_under_curve([*done, *values], [True] * len(done) + [False] * len(values))
+        if area_interval(area, len(done), len(values), _SURE)[1] < 0.5:
+            text = f"{what}, score above the goal in {1 - area:.0%} of comparisons"
+            found.append(Fault(name=f"likes states {where} better than the goal", evidence=text, is_exploitable=True))
+        elif name in ("near", "beyond"):
+            same = share(int((np.abs(values - np.median(done)) <= alike).sum()), len(values))
+            if same and same["low"] > 0.6:
+                text = f"{same['value']:.0%} of {what}, score as the goal does"
+                fault = f"sees no difference between the goal and what lies {it}"
+                found.append(Fault(name=fault, evidence=text, is_exploitable=True))
+    return list({fault.name: fault for fault in found}.values())
+
+
+def _line_of_pairs(compared: Figures) -> Fault | None:
+    right, silent = compared.get("line"), compared.get("line_undecided")
+    if right and right["count"] >= MIN_ITEMS and right["high"] < 0.5:
+        text = f"{right['value']:.0%} of {right['count']} decided labels prefer the goal to what lies near it"
+        return Fault(
+            name="prefers what lies near the goal to the goal", evidence=text, kind="pairs", is_exploitable=True
+        )
+    if silent and silent["count"] >= MIN_ITEMS and silent["low"] > 0.5:
+        text = (
+            f"no preference in {silent['value']:.0%} of {silent['count']} answers about the goal and what lies near it"
+        )
+        return Fault(name="sees no difference near the goal", evidence=text, kind="pairs", is_limiting=True)
+    return None
 
 
 def _retests(pairs: Sequence[tuple[Item, Answer]], scores: Sequence[tuple[Item, Answer]]) -> list[Fault]:
@@ -396,6 +451,9 @@ def _tells_no_success(
     scores: Sequence[tuple[Item, Answer]], area: Figures | None, min_auc: float | None
 ) -> Fault | None:
     table = success_table(scores)
+    if further := success_table(scores, (*ATTEMPTS, LINE)).tolist():  # eight successes alone leave much to chance
+        table = np.concatenate([table, further])
+        area = resampled(table, lambda drawn: area_under_curve(drawn[:, 0], drawn[:, 1] > 0))
     # a bench tests against chance; a preflight is given a bound, since with dozens of items chance explains much
     if min_auc is None:
         is_told = area is None or len(table) < 2 * MIN_ITEMS or area["low"] > 0.5

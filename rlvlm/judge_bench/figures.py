@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.judge_bench.asking import Answer
+from rlvlm.judge_bench.attempts import ATTEMPTS, LINE
 from rlvlm.judge_bench.controls import FAILURES, RETESTS
 from rlvlm.judge_bench.items import CASES, HACKED, NUM_BINS, Item
 from rlvlm.judges.agreement import (
@@ -68,7 +69,8 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         orders, the share whose label swaps with the sides. `ece`. `by_difficulty`: [10] right, wrong, undecided (and
         unread) counts. `same_image`: among pairs of one image twice, the share with a chosen side. `other_task`: share
         of answers that stay the same under the instruction of another task. `steady`: for each of `RETESTS`, the share
-        of labels that stay the same. Empty if no pair was asked.
+        of labels that stay the same. `line`: among decided labels of the goal and a state near it, the share for
+        the goal, and `line_undecided`. Empty if no pair was asked.
     """
     rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind == "pair"]
     if not rows:
@@ -97,6 +99,11 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         if item.case in changed and answer.label and own:
             changed[item.case].append(answer.label == own)
     kept = {case: share(sum(same), len(same)) for case, same in changed.items()}
+    near = [outcome_of(item, answer) for item, answer in rows if item.case == LINE and max(item.truth) == 1]
+    line = {
+        "line": share(near.count("right"), near.count("right") + near.count("wrong")),
+        "line_undecided": share(near.count("undecided"), len(near)),
+    }
     return {
         "accuracy": share(hits, hits + misses),
         "undecided": share(sum(answer.status == "no_preference" for _, answer in pairs), len(pairs)),
@@ -110,7 +117,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         "same_image": share(sum(answer.label != "tie" for answer in twice), len(twice)),
         "other_task": kept.pop("other task"),
         "steady": {case: part for case, part in kept.items() if part},
-    }
+    } | (line if near else {})
 
 
 def outcome_of(item: Item, answer: Answer) -> str:
@@ -153,18 +160,23 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     known = [(item, answer) for item, answer in rows if math.isfinite(answer.value)]
     table = success_table(rows)
     by_case: dict[str, Floats] = {
-        case: np.array([answer.value for item, answer in known if item.case == case])
+        # of attempts those that failed: some reach the goal
+        case: np.array([a.value for item, a in known if item.case == case and not (case in ATTEMPTS and item.success)])
         for case in dict.fromkeys(item.case for item, _ in known)
     }
+    unlisted = ("track", LINE, *RETESTS)
     figures: Figures = {
         "unread": share(len(rows) - len(known), len(rows)),
-        "means": {case: float(values.mean()) for case, values in by_case.items() if case not in ("track", *RETESTS)},
+        "means": {
+            case: float(values.mean()) for case, values in by_case.items() if case not in unlisted and len(values)
+        },
         **_track_figures([(item, answer) for item, answer in known if item.kind == "image"]),
     }
     truths = table[:, 1] > 0
     if not (truths.any() and (~truths).any()):  # a threshold needs both classes
         return figures
     threshold, youden = best_threshold(table[:, 0], truths)
+    failing = (*CASES[1:], *FAILURES, HACKED, *(case for case in ATTEMPTS if case in by_case and len(by_case[case])))
 
     def claimed(values: Floats) -> Figures | None:
         return share(int((values >= threshold).sum()), len(values))
@@ -175,11 +187,34 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         "youden": youden,
         "ece": calibration_error(table[:, 0], truths),
         "false_positives": {"all cases": claimed(table[~truths, 0])}
-        | {case: claimed(values) for case, values in by_case.items() if case in (*CASES[1:], *FAILURES, HACKED)},
+        | {case: claimed(values) for case, values in by_case.items() if case in failing},
         "kept": {case: claimed(values) for case, values in by_case.items() if case == "jump"},
         "steady": _steady_claims(known, threshold),
         "hacked_auc": _hacked_area(table[truths, 0], by_case.get(HACKED, np.zeros(0))),
     }
+
+
+def line_parts(rows: Sequence[tuple[Item, Answer]]) -> dict[str, Floats]:
+    """Returns [N, 2] scores and true progress of states along lines to the goal, by where they lie.
+
+    Returns:
+        `at the goal`; before it the three equal parts `far`, `half way` and `near`, by progress; and `beyond` it. Empty
+        if no line was asked about.
+    """
+    parts: dict[str, list[tuple[float, float]]] = {"short": [], "at the goal": [], "beyond": []}
+    reached: set[tuple[str, int]] = set()
+    for item, answer in sorted(rows, key=lambda row: (row[1].task, row[1].item)):  # in order of time
+        if item.case != LINE or item.kind == "pair" or not math.isfinite(answer.value):
+            continue
+        line = (answer.task, item.track)
+        if item.success:
+            reached.add(line)
+        name = "at the goal" if item.success else "beyond" if line in reached else "short"
+        parts[name].append((answer.value, item.truth[0]))
+    found = {name: np.array(values, float).reshape(-1, 2) for name, values in parts.items() if values}
+    short = found.pop("short", np.zeros((0, 2)))
+    thirds = np.array_split(short[np.argsort(short[:, 1], kind="stable")], 3)
+    return found | {name: part for name, part in zip(("far", "half way", "near"), thirds, strict=True) if len(part)}
 
 
 def _hacked_area(successes: Floats, hacked: Floats) -> Figures | None:
@@ -196,12 +231,12 @@ def _steady_claims(known: Sequence[tuple[Item, Answer]], threshold: float) -> Fi
     return {case: share(sum(same), len(same)) for case, same in found.items() if same}
 
 
-def success_table(rows: Sequence[tuple[Item, Answer]]) -> Floats:
-    """Returns [N, 2] scores of all episodes and turns other than controls, and whether each is a success."""
+def success_table(rows: Sequence[tuple[Item, Answer]], cases: Sequence[str] = (*CASES, "nearer", "farther")) -> Floats:
+    """Returns [N, 2] scores of episodes and turns of these cases, and whether each is a success."""
     main = [
         (answer.value, item.success)
         for item, answer in rows
-        if item.case in (*CASES, "nearer", "farther") and math.isfinite(answer.value)
+        if item.case in cases and item.kind != "pair" and math.isfinite(answer.value)
     ]
     return np.array(main, float).reshape(-1, 2)
 

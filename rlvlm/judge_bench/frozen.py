@@ -10,6 +10,7 @@ import numpy as np
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.judge_bench.archive import FIX, MAX_FRAMES, MAX_TASK_BYTES, Archive
+from rlvlm.judge_bench.attempts import ATTEMPTS, LINE
 from rlvlm.judge_bench.changes import CHANGES, changed
 from rlvlm.judge_bench.controls import FAILURES, RETESTS
 from rlvlm.judge_bench.items import CASES, HACKED, Item, Kind, TaskItems
@@ -18,9 +19,9 @@ from rlvlm.judge_bench.task_items import shrink
 Colour = tuple[float, float, float]
 """Mean red, green and blue, 0 to 255."""
 _CASES = {
-    "pair": {"pair", "same image", "other task", "faded", *RETESTS},
+    "pair": {"pair", "same image", "other task", "faded", LINE, *RETESTS},
     "image": {"track"},
-    "video": {*CASES, *FAILURES, "jump", *RETESTS, HACKED},
+    "video": {*CASES, *FAILURES, "jump", *RETESTS, HACKED, *ATTEMPTS, LINE},
     "turn": {"nearer", "farther", *FAILURES, "jump", *RETESTS, HACKED},
 }
 assert _CASES.keys() == set(get_args(Kind))

@@ -11,9 +11,10 @@ from rlvlm.demonstrations.recordings import MAX_ROWS, TABLES
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 from rlvlm.judge_bench.archive import SUFFIX, Archive, open_archive
+from rlvlm.judge_bench.attempts import Player
 from rlvlm.judge_bench.hacked import HackedEpisode, read_suite, shipped_suites
 
-VERSION = 4
+VERSION = 5
 """Version of the way items are made; it must rise with any change, so that only comparable rows are compared."""
 
 
@@ -34,6 +35,12 @@ class Suite:
     """Items of each control."""
     tracks: int = 3
     """Straight episodes whose images are scored one by one, `TRACK_IMAGES` of each."""
+    attempts: int = 0
+    """Attempts of each kind: episodes that a policy can play and scripts do not (`attempts.ATTEMPTS`)."""
+    line: int = 0
+    """States along lines to the goal and beyond it, about."""
+    start: Player | None = None
+    """Policy that a run starts from, for the attempts; None plays at random."""
     success: SuccessRule | None = None
     """Rule for the success of recorded episodes that do not state it; None refuses them."""
     shares_scenes: bool = False

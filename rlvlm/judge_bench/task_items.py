@@ -5,6 +5,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,10 +17,11 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.playing import Episode, Style, play, player_of
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
-from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.config import ChunkEnvConfig, EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.pixels import PixelEnv
 from rlvlm.envs.registry import make_env, task_families, task_goal
+from rlvlm.judge_bench.attempts import attempt_items, line_items
 from rlvlm.judge_bench.controls import pair_controls, retests, score_controls
 from rlvlm.judge_bench.hacked import HackedEpisode
 from rlvlm.judge_bench.items import (
@@ -86,21 +88,35 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     # pairs need only a truth that differs; scores need successes among other cases
     known = episodes if any(episode.is_success for episode in episodes) else []
     elsewhere = next((goal for other in suite.tasks if (goal := task_goal(other)) != task_goal(task)), OTHER_GOAL)
-    goals = list(getattr(env, "instructions", ()))
-    if suite.shares_scenes:
-        goals += [task_goal(other) for other in task_families().get(task.partition("/")[0], ())]
+    shared = [task_goal(other) for other in task_families().get(task.partition("/")[0], ()) if suite.shares_scenes]
     cameras = getattr(env, "cameras", ())[1:2]
 
     items = _image_items(suite, env.image_key, episodes, elsewhere, rng)
     scored = turn_items(env, known, 2 * suite.videos, rng) if asks_turns else video_items(known, suite.videos)
-    items += [*scored, *score_controls(scored, len(items), suite.controls, elsewhere, goals)]
+
+    def goals_of(item: Item) -> list[str]:
+        return [*env.goals_in_view(item.sides[0][-1]), *shared]  # of something that nobody sees the answer is easy
+
+    items += [*scored, *score_controls(scored, len(items), suite.controls, elsewhere, goals_of)]
     items += retests(items, 2 * suite.controls, cameras, env.is_symmetric, rng)
     # without a success they have nothing to score below
     hacked = suite.hacked if known else ()
     items += [_hacked_item(env, episode) for episode in hacked if bool(episode.action) == asks_turns]
+    if known and not asks_turns:  # last, so that all other items stay as they are
+        items += attempt_items(env, known, suite.attempts, seed, suite.start)
+        items += _line_items(task, config, suite.line, seed)
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
     made = _task_items(task, items, lambda snapshots, camera: env.draw_sized(snapshots, size, camera), env.close)
     return replace(made, note=note, paint=env.draw_path if env.draws_path else None)
+
+
+def _line_items(task: str, config: EnvConfig, count: int, seed: int) -> list[Item]:
+    if not count:
+        return []
+    if isinstance(config, ChunkEnvConfig):  # or nothing would be seen beyond the success
+        config = replace(config, continue_after_success=True)
+    with closing(make_env(task, config, seed)) as env:
+        return line_items(env, count, seed)
 
 
 def _hacked_item(env: Env[Any, Any], episode: HackedEpisode) -> Item:
@@ -189,7 +205,7 @@ def recorded_items(
         # a snapshot (episode, step) is its own key: no two moments of an episode count as one image
         items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
     scored = video_items(episodes, suite.videos, is_cut=not suite.is_table)
-    items += [*scored, *score_controls(scored, len(items), suite.controls, OTHER_GOAL, goals)]
+    items += [*scored, *score_controls(scored, len(items), suite.controls, OTHER_GOAL, lambda _: goals)]
     items += retests(items, 2 * suite.controls, (), False, rng)
     if len(set(sizes)) > 1:  # images of one camera are drawn together, and have one size
         items = [replace(item, camera=sizes[int(item.sides[0][0, 0])]) for item in items]

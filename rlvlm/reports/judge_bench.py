@@ -16,6 +16,7 @@ from rlvlm.core.steps import Frames
 from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.judge_bench.archive import SUFFIX, Archive
 from rlvlm.judge_bench.asking import Reference
+from rlvlm.judge_bench.attempts import ATTEMPTS_ASKED, LINE_ASKED
 from rlvlm.judge_bench.bench import freeze, measure, require_goals, summarise
 from rlvlm.judge_bench.entries import ENTRY_FILE, entry_of, entry_text, read_questions
 from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
@@ -158,6 +159,8 @@ def _sized(suite: Suite, options: BenchOptions | FreezeOptions) -> Suite:
         suite = replace(suite, pairs=options.pairs)
     if options.episodes is not None:
         suite = replace(suite, episodes=options.episodes, videos=options.episodes // 3)
+    if isinstance(options, BenchOptions) and options.rehearse:
+        suite = replace(suite, attempts=ATTEMPTS_ASKED, line=LINE_ASKED)
     return suite
 
 

@@ -50,6 +50,10 @@ class BenchOptions:
     draw_path: bool = False
     """Draw the hand's path on the last image of each side, as --env.draw-path does in a run; for tasks that are
     played and whose env knows the hand's position."""
+    rehearse: int | None = None
+    """Questions for finding out what this judge would teach, >= 100 (some hundred are good), asked in addition about
+    each task: attempts that a policy can play, states along the way to the goal and beyond it, and the ends of a search
+    that follows the judge. None asks nothing."""
     trust: bool = False
     """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
     seed: int = 0
@@ -58,6 +62,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "pairs", "frames")
         check_least(self, "--", 4, "episodes")  # one of each way of playing
+        check_least(self, "--", 100, "rehearse")
 
 
 @dataclass(frozen=True, kw_only=True)

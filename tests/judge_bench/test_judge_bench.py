@@ -123,7 +123,7 @@ def test_a_mirrored_image_of_a_symmetric_env_is_that_of_a_mirrored_state(made, t
 def test_turns_are_asked_about_where_the_judge_rates_turns():
     """Nothing of a game of cards is physics: rows of two machines are about the same, or `VERSION` must be raised."""
     digest = make_items(SMALL, "number_line", task_env("number_line"), PX, 0, False).digest
-    assert digest == "380b62329403f97c70f2486a39d6a30c297a853021f960d045cf69fa6e6f33ab"
+    assert digest == "255defb465e36f8e95326fb5d3b667ee3427534be84a5fe12c85488bab76b15f"
     items = make_items(replace(SMALL, pairs=4), "number_line", task_env("number_line"), PX, 0, True).items
     turns = [item for item in items if item.kind == "turn" and item.case in ("nearer", "farther")]
     assert {item.case for item in turns} == {"nearer", "farther"}
