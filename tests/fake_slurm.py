@@ -65,7 +65,8 @@ def _sbatch(words: list[str], folder: Path) -> int:
     command = [sys.executable, __file__, "slurmd", job, json.dumps(asked)]
     with open(folder / f"{job}.slurmd", "w") as log:
         subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    sys.stdout.write(f"{job}\n" if given.parsable else f"Submitted batch job {job}\n")
+    sys.stdout.write("sbatch: Verify job submission ...\n12 jobs are before yours\n")  # as sites' plugins do
+    sys.stdout.write(f"{job};cluster\n" if given.parsable else f"Submitted batch job {job}\n")
     return 0
 
 

@@ -281,4 +281,9 @@ def submit(script: Path) -> str:
     if result.returncode != 0:
         said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-1]
         raise MachineError(f"SLURM refuses the job: {said}", f"correct {script}, then: sbatch {script}")
-    return result.stdout.strip().partition(";")[0]  # with several clusters the cluster's name follows
+    # sites print lines of their own before the id; with several clusters the cluster's name follows it
+    ids = re.findall(r"^(\d+)(?:;\S+)?\s*$", result.stdout, re.MULTILINE)
+    if not ids:
+        said = (result.stdout.strip() or "nothing").splitlines()[-1]
+        raise MachineError(f"sbatch names no job, it says {said[:200]!r}", "look whether it is there: squeue --me")
+    return ids[-1]

@@ -31,7 +31,12 @@ from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTraj
 Form = Literal["lerobot", "libero", "folder", "videos"]
 Draw = Callable[[FloatArray, str], Frames]
 """Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
-_SUCCESS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None, "none": None}
+_SUCCESS = {
+    # pandas writes a column of booleans with a gap as `1.0`, `0.0` and nothing
+    **dict.fromkeys(("true", "1", "1.0", "yes"), True),
+    **dict.fromkeys(("false", "0", "0.0", "no"), False),
+    **dict.fromkeys(("", "none", "null", "nan"), None),
+}
 _QUALITIES = {"failure": 0.0, "suboptimal": 0.5, "successful": 1.0}
 """Robometer's labels, as the share of the task that is done."""
 _COLUMNS = {"file_name": "file_name", "video": "file_name", "frames": "file_name", "goal": "goal", "task": "goal"} | {

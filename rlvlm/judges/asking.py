@@ -213,7 +213,8 @@ class AsyncAsker:
             raise JudgeUnavailable(str(error), error.fix) from error
         except (ValueError, RuntimeError) as error:
             logger.info("the judge failed on a question: %s", error)
-            return DialogueResult(text=str(error) or type(error).__name__, has_failed=True)
+            fix = getattr(error, "fix", "")  # a server's refusal says what can be done
+            return DialogueResult(text=str(error) or type(error).__name__, has_failed=True, fix=fix)
 
     def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
         """Returns what `BatchAsker.run` does. After a fatal error the rest is not sent; answers paid for are kept."""
@@ -235,7 +236,8 @@ class AsyncAsker:
         if fatal and num_failed == len(asked):
             raise fatal[0]
         if num_failed:
-            logger.warning("the judge did not answer %d of %d questions", num_failed, len(asked))
+            lost = next(result for result in asked if result.has_failed)
+            logger.warning("the judge did not answer %d of %d questions: %s", num_failed, len(asked), lost.text)
         return _some_answered(asked, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
@@ -255,9 +257,9 @@ class AsyncAsker:
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from error
         except TransientError as error:
-            raise JudgeUnavailable(f"the judge did not reply: {error}", "try again later") from None
+            raise JudgeUnavailable(f"the judge did not reply: {error}", error.fix or "try again later") from None
         except (ValueError, RuntimeError) as error:
-            raise _cannot_reply(str(error) or type(error).__name__) from None
+            raise _cannot_reply(str(error) or type(error).__name__, getattr(error, "fix", "")) from None
         return reply.text
 
     def shrink(self, frames: Frames) -> Frames:
@@ -279,12 +281,13 @@ def _some_answered(asked: list[DialogueResult], config: JudgeConfig) -> list[Dia
         fix = "run `rlvlm doctor`; with a big model try --judge.quantization nf4"
         if config.is_remote:
             fix = "check --judge.api.base-url and the provider's status; slow servers need --judge.api.timeout-s"
+        fix = next((result.fix for result in asked if result.fix), fix)
         raise JudgeUnavailable(f"the judge failed on every one of {len(asked)} questions: {asked[0].text}", fix)
     return asked
 
 
-def _cannot_reply(reason: str) -> UnsupportedQuestion:
-    return UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", "see docs/judges.md")
+def _cannot_reply(reason: str, fix: str = "") -> UnsupportedQuestion:
+    return UnsupportedQuestion(f"the judge cannot reply to a chat: {reason}", fix or "see docs/judges.md")
 
 
 def _stamp(engine: ChatEngine | AsyncEngine, config: JudgeConfig) -> Stamp:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.core.foreign import read_json
@@ -19,6 +18,7 @@ from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.judges.votes import BothOrders
 from rlvlm.labels.store import LabelStore, open_store
 from rlvlm.pocket.models import shipped_folder, weights_folder
+from rlvlm.vlms.engines.http_client import Proxy
 
 CONNECT_S = 10.0
 """Longest wait for a server to accept a connection, in seconds."""
@@ -116,7 +116,7 @@ def check_reachable(config: JudgeConfig) -> None:
         JudgeUnavailable: no server listens there.
     """
     address = urlsplit(config.api.base_url)
-    if not config.is_remote or not address.hostname or (getproxies() and not proxy_bypass(address.hostname)):
+    if not config.is_remote or not address.hostname or Proxy.of(config.api.base_url).url:
         return
     port = address.port or {"https": 443}.get(address.scheme, 80)
     try:

@@ -61,6 +61,8 @@ class DialogueResult:
     """Model's reply, untrusted; if no answer came, the reason."""
     has_failed: bool = False
     """Whether no answer came."""
+    fix: str = ""
+    """What the user can do if no answer came, as far as the engine knows."""
     probabilities: tuple[float, float, float] | None = None
     """Probabilities of left, right and tie, if the model gives them."""
     latency_s: float = 0.0

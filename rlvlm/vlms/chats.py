@@ -66,15 +66,21 @@ class TransientError(RuntimeError):
     Args:
         reason: untrusted text of a server, or our own.
         retry_after_s: pause that the server asks for, seconds; None if it does not say.
+        fix: what the user can do if every try fails so.
     """
 
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, reason: str, retry_after_s: float | None = None, fix: str = "") -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
+        self.fix = fix
 
 
 class Refused(ValueError):  # noqa: N818 - named for what was done
-    """The question will not be answered, however often it is asked."""
+    """The question will not be answered, however often it is asked; `fix` is what the user can do, if known."""
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.fix = fix
 
 
 class ChatEngine(Protocol):

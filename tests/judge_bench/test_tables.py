@@ -148,6 +148,14 @@ def test_episodes_of_lerobot_by_hand(tmp_path):
     assert published["preference"] == published["kendall_tau"] == found["scores"]["voc"]["value"] == 1
 
 
+def test_truth_is_read_as_tools_write_it(folder):
+    # pandas writes a column of booleans with a gap as floats
+    for text, success in (("1.0", True), ("0.0", False), ("True", True), ("no", False), ("NaN", None), (None, None)):
+        write_table(folder / "said.csv", [{"file_name": ROBOREWARD[0]["video"], "goal": "push it", "success": text}])
+        (episode,) = Recordings(path=folder / "said.csv", form=find_form(folder / "said.csv"))
+        assert isinstance(episode, RobotTrajectory) and episode.success is success, text
+
+
 BAD = [
     ({"video": "clips/torn.mp4"}, "missing or torn"),
     ({"video": "clips/text.mp4"}, "missing or torn"),

@@ -1,5 +1,6 @@
 """Remote judges against a real server on the loopback address, well and badly behaved."""
 
+import json
 import logging
 import math
 import pickle
@@ -313,6 +314,49 @@ def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowe
         judge("http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
 
 
+def test_a_spent_day_is_asked_once_and_a_minutes_limit_is_waited_for() -> None:
+    # as OpenRouter says it, in milliseconds since 1970: in the header, and in the body for the provider behind it
+    def limited(until_s: float) -> Response:
+        reset = {"X-RateLimit-Reset": f"{until_s * 1e3:.0f}", "X-RateLimit-Remaining": "0"}
+        return error(429, "Rate limit exceeded", metadata={"headers": reset})
+
+    server = ApiServer(limited(time.time() + 0.8))
+    with server.running() as url:
+        assert judge(url).compare([query()])[0].label is Label.RIGHT
+        assert server.calls[1].at - server.calls[0].at >= 0.7
+        server.script = [limited(time.time() + 15 * 3600)] * 9
+        with pytest.raises(JudgeUnavailable, match="again in 15.0 hours") as caught:
+            judge(url, {"concurrency": 1}).compare([query()] * 4)
+    assert len(server.calls) == 3 and "rlvlm resume" in caught.value.fix
+
+
+def test_what_a_server_refuses_for_a_reason_has_its_own_fix() -> None:
+    server = ApiServer(*[error(400, "At most 1 image(s) may be provided in one request.")] * 9)
+    with server.running() as url, pytest.raises(JudgeUnavailable, match="too many images") as caught:
+        judge(url).compare([query()] * 2)
+    assert "limit-mm-per-prompt" in caught.value.fix
+
+
+def test_a_stream_that_nobody_asked_for_is_read() -> None:
+    entry = {"token": "1", "logprob": math.log(0.8), "bytes": None}
+    top = [entry, {"token": "0", "logprob": math.log(0.2), "bytes": None}]
+    chunks = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "1"}, "logprobs": {"content": [{**entry, "top_logprobs": top}]}}]},
+        {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}},
+    ]
+    lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    whole = Response(lines + "data: [DONE]\n\n", content_type="text/event-stream")
+    torn = Response(lines[: lines.index("stop")], content_type="text/event-stream")
+    server = ApiServer(torn, whole)
+    with server.running() as url:
+        verdict = judge(url).compare([query()])[0]
+    assert (verdict.label, verdict.usage) == (Label.RIGHT, Usage(tokens_in=100, tokens_out=5))
+    assert verdict.probabilities == pytest.approx((0.2, 0.8, 0.0))
+    assert [call.body["stream"] for call in server.calls] == [False, False]
+
+
 def test_a_bad_request_fails_alone_and_is_not_repeated() -> None:
     server = flaky(ApiServer(), error(400, "image is too small"), at=66)
     with server.running() as url:
@@ -460,6 +504,27 @@ def test_spending_never_passes_its_cap_and_every_answer_has_its_price() -> None:
         [one.compare([query()]) for _ in range(3)]
 
 
+def test_thoughts_are_paid_for_wherever_a_server_counts_them() -> None:
+    # By hand: 600 in at 1 USD a million, 2 written and 4,000 thought at 10: 0.0006 + 0.04002 USD.
+    total = {"prompt_tokens": 600, "completion_tokens": 2, "total_tokens": 4_602}  # Gemini
+    apart = {"prompt_tokens": 600, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 4_000}}
+    within = {
+        "prompt_tokens": 600,
+        "completion_tokens": 4_002,
+        "completion_tokens_details": {"reasoning_tokens": 4_000},
+    }
+    prices = {"usd_per_million_input": 1.0, "usd_per_million_output": 10.0, "max_cost_usd": 0.1}
+    for usage in (total, apart, within):
+        server = ApiServer(*[Response({**completion("1"), "usage": usage})] * 9)
+        with server.running() as url:
+            one = judge(url, prices, max_new_tokens=5_000)
+            for _ in range(2):  # a third may cost 0.05
+                paid = one.compare([query()])[0].usage
+                assert paid is not None and paid.cost_usd == pytest.approx(0.04062), usage
+            with pytest.raises(JudgeUnavailable, match="0.0812 of 0.1 are spent"):
+                one.compare([query()])
+
+
 def test_a_ledger_holds_the_cap_across_judges_and_restarts(tmp_path: Path) -> None:
     server = ApiServer()
     api = {"max_requests": 10, "ledger": str(tmp_path / "run" / "ledger.json")}
@@ -545,7 +610,7 @@ def test_a_proxy_that_cannot_be_used_is_named_and_does_no_harm_where_it_is_not_o
     proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
-    monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", "localhost,10.0.0.0/8,127.0.0.0/8")  # a network, as clusters write it
     server = ApiServer()
     with server.running() as url:
         assert judge(url).compare([query()])[0].label is Label.RIGHT

@@ -1,7 +1,9 @@
 """The HTTP client of the openai package for one server, with the proxy configured in the environment."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,7 +23,7 @@ class Proxy:
         """Returns the proxy for this server."""
         parts, proxies = urlsplit(server), getproxies()
         url = proxies.get(parts.scheme) or proxies.get("all") or ""
-        if not url or proxy_bypass(parts.netloc):
+        if not url or proxy_bypass(parts.netloc) or _is_in_network(parts.hostname or "", proxies.get("no") or ""):
             return cls()
         return cls(url if "://" in url else f"http://{url}")
 
@@ -32,6 +34,18 @@ class Proxy:
             return ""
         scheme, _, rest = self.url.partition("://")
         return f" through the proxy {scheme}://{rest.rpartition('@')[2]} of the environment"
+
+
+def _is_in_network(host: str, networks: str) -> bool:
+    """Returns whether a host, as an address in numbers, lies in one of NO_PROXY's networks, such as `10.0.0.0/8`.
+
+    `urllib` compares names and whole addresses alone.
+    """
+    for entry in networks.split(","):
+        with suppress(ValueError):  # a name
+            if ip_address(host) in ip_network(entry.strip().strip("[]"), strict=False):
+                return True
+    return False
 
 
 def make_http_client(sdk: Any, url: str, proxy: Proxy) -> Any:

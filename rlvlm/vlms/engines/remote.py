@@ -29,7 +29,8 @@ from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
 from rlvlm.vlms.engines.http_client import Proxy, make_http_client
 from rlvlm.vlms.engines.loop import LoopThread
-from rlvlm.vlms.engines.remote_replies import failure_of, read_reply, retry_after_s, retry_delay_s
+from rlvlm.vlms.engines.remote_failures import ROOT_FIX, failure_of, page_in, pause_of
+from rlvlm.vlms.engines.remote_replies import joined_stream, read_reply
 from rlvlm.vlms.engines.secret import read_key
 from rlvlm.vlms.stills import to_png
 
@@ -164,7 +165,11 @@ class RemoteEngine:
         hold_s = self._not_before - time.monotonic()
         if hold_s > 0:
             if time.monotonic() + hold_s >= deadline:
-                raise TransientError(f"the server asked to wait longer than {self._config.section}.deadline_s allows")
+                section = self._config.section
+                raise TransientError(
+                    f"the server asked to wait longer than {section}.deadline_s allows",
+                    fix=f"raise --{section}.deadline-s, or lower --{section}.concurrency",
+                )
             await asyncio.sleep(hold_s)
         # before sending: a limit checked afterwards is already exceeded
         reserved = self.budget.reserve(self._most_tokens(request.chat), max_new_tokens)
@@ -181,18 +186,19 @@ class RemoteEngine:
         try:
             return await asyncio.wait_for(asked, patience_s)
         except TimeoutError:
-            return TransientError(f"no answer within {patience_s:.1f} s")
+            fix = f"slow servers need --{self._config.section}.timeout-s"
+            return TransientError(f"no answer within {patience_s:.1f} s", fix=fix)
         except (TransientError, Refused, ModelUnavailable) as error:
             reason = self._key.scrub(" ".join(str(error).split()))[:_MAX_REASON_CHARS]
             if isinstance(error, ModelUnavailable):
                 return ModelUnavailable(reason, error.fix)
             if isinstance(error, Refused):
-                return Refused(reason)
+                return Refused(reason, error.fix)
             logger.info("a request to an API failed: %s", reason)
             if error.retry_after_s:
                 # for all requests of this model: a quota does not concern a single question
                 self._not_before = max(self._not_before, time.monotonic() + error.retry_after_s)
-            return type(error)(reason, error.retry_after_s)
+            return type(error)(reason, error.retry_after_s, error.fix)
 
     async def _ask(self, request: ChatRequest, max_new_tokens: int, temperature: float) -> ChatReply:
         """Returns the reply to one request; raises as `reply` does."""
@@ -206,15 +212,26 @@ class RemoteEngine:
         body |= {"logprobs": True, "top_logprobs": self._num_log_probs} if request.wants_log_probs else {}
         sent = {name: value for name, value in body.items() if name not in self._not_taken}
         try:
-            completion = await self._client.chat.completions.create(model=self._model, **sent)
+            # said aloud, as some servers stream by default
+            completion = await self._client.chat.completions.create(model=self._model, stream=False, **sent)
         except sdk.APIStatusError as error:
             raise self._failure(error.status_code, error.body, error.message, sent, error.response.headers) from None
         except sdk.APIConnectionError as error:
             reason = f"the model cannot be reached{self._proxy.words}: {error.__cause__ or error}"
-            raise TransientError(reason) from None
+            fix = f"check --{self._config.section}.base-url, and that its server runs"
+            raise TransientError(reason, fix=fix) from None
         except Exception as error:  # noqa: BLE001 - what a client raises that reads whatever a server sends
             what = f"the answer is not what this API promises: {type(error).__name__}: {error}"
             raise TransientError(what) from None
+        if isinstance(completion, str):  # no JSON
+            from openai.types.chat import ChatCompletion
+
+            streamed = joined_stream(completion)
+            if streamed is None:
+                what = page_in(completion) or "neither JSON nor a stream"
+                fix = ROOT_FIX.format(section=self._config.section)
+                raise TransientError(f"the answer is not what this API promises: {what}", fix=fix)
+            completion = ChatCompletion.construct(**streamed)
         choices = getattr(completion, "choices", None)
         choice = choices[0] if isinstance(choices, list) and choices else None
         # gateways send status 200 once they accept a question, and its error inside
@@ -259,11 +276,10 @@ class RemoteEngine:
                 return Refused(f"blocked by the provider: {reason}")
             if "api key" in reason.lower():  # Gemini's equivalent of 401
                 return failure_of(HTTPStatus.UNAUTHORIZED, reason, section=section)
-        asked_s = retry_delay_s(body.get("details"))
         return failure_of(
             status,
             reason,
-            retry_after_s=retry_after_s(headers or {}) if asked_s is None else asked_s,
+            retry_after_s=pause_of(status, headers or {}, body),
             code=str(body.get("code") or ""),
             section=section,
         )

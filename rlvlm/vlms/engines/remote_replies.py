@@ -1,18 +1,14 @@
-"""Parsing of chat completions, all of it untrusted: replies, first tokens, errors and pauses."""
+"""Parsing of chat completions, all of it untrusted: replies, streams, first tokens and usage."""
 
+import json
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
-from email.utils import mktime_tz, parsedate_tz
-from http import HTTPStatus
 from typing import Any
 
-from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.vlms.chats import ChatReply, Refused, TransientError
 
-_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 # finish reasons of a complete reply, in OpenAI's API and its copies; any other reason is an error or a refusal
 _WHOLE = ("stop", "stop_sequence", "eos", "eos_token", "end_turn")
 _CUT = ("length", "max_tokens", "model_length")
@@ -21,67 +17,37 @@ _END_TOKEN = re.compile(rb"\s*|<[^\s<>]{1,40}>")
 """Pattern of tokens after the content that are not part of it: `<|im_end|>`, `</s>`."""
 
 
-def failure_of(
-    status: int, reason: str, *, retry_after_s: float | None = None, code: str = "", section: str = "judge.api"
-) -> Exception:
-    """Returns the exception for an HTTP error status.
+def joined_stream(text: str) -> dict[str, Any] | None:
+    """Returns the completion in a stream of chunks (`data: {...}`), which some servers send unasked; None if the text
+    is none.
 
-    Args:
-        status: HTTP status of the answer.
-        reason: the server's message, untrusted.
-        retry_after_s: pause that it asks for, seconds.
-        code: its machine-readable error code, if any.
-        section: prefix of this API's settings on the command line.
+    The reply is that of the first choice, with its tokens' probabilities; `usage` is the last that is given.
     """
-    answer = f"HTTP {status}: {reason}"
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return ModelUnavailable(
-            f"the API does not accept the key ({answer})", f"check --{section}.key-file or --{section}.key-env"
-        )
-    if status == HTTPStatus.NOT_FOUND:
-        return ModelUnavailable(
-            f"the API has no such model or address ({answer})", f"check the model's name and --{section}.base-url"
-        )
-    if status == HTTPStatus.PAYMENT_REQUIRED or code == "insufficient_quota":
-        return ModelUnavailable(
-            f"the account of the API has nothing left ({answer})", "top it up, then go on with `rlvlm resume`"
-        )
-    if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return TransientError(answer, retry_after_s)
-    return Refused(answer)
-
-
-def retry_after_s(headers: Any) -> float | None:
-    """Returns the seconds in a `Retry-After` header, a number or a date; None if it is absent or unreadable.
-
-    Args:
-        headers: headers of the answer, any mapping with lower-case look-up.
-    """
-    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        value = headers.get(name) or ""
+    texts, tokens = list[str](), list[Any]()
+    body: dict[str, Any] = {}
+    choice: dict[str, Any] = {}
+    for line in text.splitlines():
         try:
-            seconds = float(value) * unit
-        except ValueError:
-            try:
-                date = parsedate_tz(value)
-                seconds = mktime_tz(date) - time.time() if date else -1.0
-            except (ValueError, OverflowError):  # an impossible date
-                seconds = -1.0
-        if 0 <= seconds < float("inf"):
-            return seconds
-    return None
-
-
-def retry_delay_s(details: Any) -> float | None:
-    """Returns the seconds in the `RetryInfo` of an error's details, as Google's servers send it; None without one."""
-    try:
-        for detail in details:
-            if str(detail.get("@type", "")).endswith("RetryInfo"):
-                delay_s = float(str(detail["retryDelay"]).removesuffix("s"))
-                return max(0.0, delay_s) if math.isfinite(delay_s) else None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        pass
-    return None
+            chunk = json.loads(line.removeprefix("data:")) if line.startswith("data:") else None
+        except (ValueError, RecursionError):  # the last line, `[DONE]`, or a torn one
+            continue
+        if not isinstance(chunk, dict):
+            continue
+        body |= {name: chunk[name] for name in ("id", "model", "usage", "error") if chunk.get(name)}
+        parts = chunk.get("choices")
+        part = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], dict) else {}
+        delta, odds = part.get("delta"), part.get("logprobs")
+        texts += [delta["content"]] if isinstance(delta, dict) and isinstance(delta.get("content"), str) else []
+        tokens += odds["content"] if isinstance(odds, dict) and isinstance(odds.get("content"), list) else []
+        # a stream that ends without a reason was torn, and is asked for again
+        choice |= {"finish_reason": part["finish_reason"]} if part.get("finish_reason") else {}
+        body["choices"] = [choice]
+    if not body:
+        return None
+    choice |= {"index": 0, "message": {"role": "assistant", "content": "".join(texts)}}
+    choice |= {"logprobs": {"content": tokens}} if tokens else {}
+    choice.setdefault("finish_reason", "none: the stream is torn")
+    return body
 
 
 def read_reply(completion: Any, choice: Any) -> ChatReply:
@@ -108,18 +74,29 @@ def read_reply(completion: Any, choice: Any) -> ChatReply:
     # some servers give no finish reason; then any text counts as a reply
     if not (refusal or ending in _WHOLE + _CUT or (not ending and text)):
         raise TransientError(f"the reply broke off: finish_reason {ending[:40] or 'is empty, and so is the reply'}")
-    counted = getattr(completion, "usage", None)
-    tokens_in, tokens_out = getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None)
-    usage = None
-    if isinstance(tokens_in, int) and isinstance(tokens_out, int):
-        usage = Usage(tokens_in=tokens_in, tokens_out=tokens_out)
     return ChatReply(
         text=text,
         is_whole=ending not in _CUT,
         is_refusal=bool(refusal),
         first_tokens=_first_tokens(choice, text),
-        usage=usage,
+        usage=_usage(getattr(completion, "usage", None)),
     )
+
+
+def _usage(counted: Any) -> Usage | None:
+    """Returns the tokens that are billed, the thoughts among them; None if the server does not count them.
+
+    Gemini lists thoughts in `total_tokens` alone, others in `completion_tokens_details` alone.
+    """
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    tokens_in, written, total = (getattr(counted, name, None) for name in names)
+    if not isinstance(tokens_in, int) or not isinstance(written, int):
+        return None
+    thoughts = getattr(getattr(counted, "completion_tokens_details", None), "reasoning_tokens", None)
+    # thoughts are a part of what was written, so more of them than that are counted apart
+    told_apart = thoughts if isinstance(thoughts, int) and thoughts > written else 0
+    rest = total - tokens_in if isinstance(total, int) else 0
+    return Usage(tokens_in=tokens_in, tokens_out=max(rest, written + told_apart))
 
 
 def _first_tokens(choice: Any, text: str) -> tuple[tuple[str, float], ...] | None:

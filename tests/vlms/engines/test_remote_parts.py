@@ -4,11 +4,14 @@ import email.utils
 import errno
 import fcntl
 import json
+import math
 import multiprocessing
 import os
 import pickle
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +25,7 @@ from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.chats import Refused, TransientError
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget, BudgetSpent, Spent
-from rlvlm.vlms.engines.remote_replies import failure_of, retry_after_s
+from rlvlm.vlms.engines.remote_failures import failure_of, pause_of, reset_s, retry_after_s
 from rlvlm.vlms.engines.secret import Secret, read_key
 from rlvlm.vlms.stills import to_png
 
@@ -54,6 +57,66 @@ def test_a_servers_wish_to_be_left_alone_is_read() -> None:
     assert retry_after_s({}) is None and retry_after_s({"retry-after-ms": "250"}) == 0.25
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     assert retry_after_s({"retry-after": date}) == pytest.approx(100, abs=60)
+
+
+def test_the_end_of_a_quota_is_read_in_every_form_that_servers_write() -> None:
+    soon = time.time() + 90
+    read: dict[str, float | None] = {"90": 90, "1m30s": 90, "1h2m3.5s": 3723.5, "250ms": 0.25, "soon": None, "": None}
+    read |= {f"{soon:.0f}": 90, f"{soon * 1e3:.0f}": 90, f"{soon - 300:.0f}": 0.0}  # since 1970; past
+    read |= {datetime.fromtimestamp(soon, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"): 90}  # Anthropic
+    for text, seconds in read.items():
+        known = reset_s({"x-ratelimit-reset": text})
+        assert known == (None if seconds is None else pytest.approx(seconds, abs=2)), text
+    # of OpenAI's two quotas that of tokens is spent; nothing says which of Groq's is, so the first to come
+    both = {"x-ratelimit-reset-requests": "2h", "x-ratelimit-reset-tokens": "8s", "x-ratelimit-remaining-tokens": "0"}
+    assert reset_s(both) == 8 and reset_s({**both, "x-ratelimit-remaining-tokens": "12"}) == 8
+    assert reset_s({**both, "x-ratelimit-remaining-requests": "0"}) == 7200
+    spent = {"anthropic-ratelimit-tokens-reset": "2s", "anthropic-ratelimit-tokens-remaining": "0"}
+    assert reset_s(spent) == 2 and reset_s({"x-ratelimit-limit": "20"}) is None
+
+
+def test_when_to_ask_again_stands_in_many_places_of_an_error() -> None:
+    inner = {"metadata": {"headers": {"X-RateLimit-Reset": "30"}}}
+    info = {"details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "43s"}]}
+    day = {"details": [*info["details"], {"violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel"}]}]}
+    assert pause_of(429, {}, inner) == 30 and pause_of(429, {"retry-after": "5"}, inner) == 5
+    assert pause_of(500, {"x-ratelimit-reset": "30"}, {}) is None  # an outage has nothing to do with the quota
+    assert pause_of(429, {}, info) == 43 and pause_of(429, {}, day) == math.inf
+    assert pause_of(429, {}, {"message": "Limit of 50 requests per day"}) == math.inf
+    assert pause_of(429, {"Retry-After": "8"}, {"message": "Limit of 50 requests per day"}) == 8  # a rolling day
+
+
+REFUSALS = (
+    # status, a server's words, what is raised, and a word of its fix
+    (400, "At most 1 image(s) may be provided in one request.", Refused, "limit-mm-per-prompt"),
+    (400, "Too many images in request: 12 > 10", Refused, "limit-mm-per-prompt"),
+    (400, "At most 0 image(s) may be provided in one request.", ModelUnavailable, "judge.model"),
+    (400, "unknown variant `image_url`, expected `text`", ModelUnavailable, "judge.model"),
+    (404, "No endpoints found that support image input", ModelUnavailable, "judge.model"),
+    (400, "m does not support image input", ModelUnavailable, "judge.model"),
+    (400, "m is not a multimodal model", ModelUnavailable, "judge.model"),
+    (400, "We do not support images larger than 8000 px", Refused, ""),
+    (400, "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum", Refused, "image-px"),
+    (400, "This model's maximum context length is 4096 tokens", Refused, "max-new-tokens"),
+    (400, "prompt is too long: 208310 tokens > 200000 maximum", Refused, "max-new-tokens"),
+    (413, "<html><title>413 Request Entity Too Large</title></html>", Refused, "image-px"),
+    (400, "<!DOCTYPE html><title>Welcome to nginx!</title>", Refused, "/v1"),
+    (403, "<!DOCTYPE html><title>Just a moment...</title>", ModelUnavailable, "/v1"),
+    (404, "<html><title>404</title></html>", ModelUnavailable, "base-url"),
+    (403, "Your team has used all available credits or reached its spending limit", ModelUnavailable, "top it up"),
+    (400, "Your credit balance is too low to access the API", ModelUnavailable, "top it up"),
+    (403, "requires moderation and your input was flagged", Refused, ""),
+    (403, "Forbidden", ModelUnavailable, "key-env"),
+    (429, "You exceeded your current quota, check your plan and billing details", TransientError, "concurrency"),
+    (502, "<html><title>502 Bad Gateway</title></html>", TransientError, "status"),
+)
+
+
+@pytest.mark.parametrize(("status", "words", "kind", "fix"), REFUSALS)
+def test_a_refusal_has_the_fix_for_its_reason(status: int, words: str, kind: type, fix: str) -> None:
+    failure: Any = failure_of(status, words)
+    assert type(failure) is kind and fix in failure.fix and bool(fix) == bool(failure.fix), failure
+    assert f"HTTP {status}" in str(failure) and "<" not in str(failure)
 
 
 def test_every_status_has_its_meaning() -> None:
