@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@# a set-up that was interrupted may have left a Python without pip
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	@echo "Installing what a run needs into $(VENV): some 1 GB to download, 2.5 GB on disk; each package is named below."
-	$(INSTALL) .
+	$(INSTALL) ".[train]"
 	touch $@
 
 $(DEV): $(STAMP)

@@ -45,7 +45,15 @@ def __getattr__(name: str) -> Any:
     """The public name, brought from its module."""
     if name not in PUBLIC:
         raise AttributeError(f"rlvlm has no {name!r}; public names: {', '.join(PUBLIC)}")
-    return getattr(importlib.import_module(PUBLIC[name]), name)
+    try:
+        module = importlib.import_module(PUBLIC[name])
+    except ImportError as error:
+        from rlvlm.core.install import missing_train
+
+        if lacks := missing_train(error):
+            raise lacks from error
+        raise
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

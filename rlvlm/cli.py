@@ -13,6 +13,7 @@ from rlvlm.core.console.boxes import guarded
 from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.guests import Command, forms_of, guest_of, load, with_guests
+from rlvlm.core.install import check_train
 
 COMMANDS: dict[str, str] = {
     "run": "TASK [options]   train on a task: preference rewards, a VLM policy or a VLA policy",
@@ -35,7 +36,8 @@ COMMANDS: dict[str, str] = {
 }
 """The core's commands and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
 
-
+TRAIN = ("run", "resume", "eval", "sweep", "collect", "sft", "serve", "fetch", "slurm")
+"""Commands that need the train extra; the others are the judge's kit, and need it for some arguments alone."""
 _MEANT = {"train": "run", "learn": "run", "start": "run", "play": "eval", "test": "eval", "benchmark": "judge-bench"}
 """Words that others use for our commands, none of which is spelled like them."""
 
@@ -46,7 +48,8 @@ def commands() -> dict[str, Command]:
     for name, text in COMMANDS.items():
         usage, gap, about = text.partition("   ")
         text = " | ".join([usage, *forms_of(name)]) + gap + about
-        known[name] = Command(call=f"rlvlm.commands.{name.replace('-', '_')}:command", text=text)
+        call = f"rlvlm.commands.{name.replace('-', '_')}:command"
+        known[name] = Command(call=call, text=text, needs_train=name in TRAIN)
     return with_guests("commands", known)
 
 
@@ -86,6 +89,8 @@ def run_command(argv: Sequence[str]) -> int:
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
         listed = ", ".join(command for command in known if " " not in command)
         raise UsageError(f"there is no command {name!r}{guest_of('commands', name)}; commands: {listed}", hint)
+    if known[name].needs_train:
+        check_train(f"rlvlm {name}")
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait
     return load(known[name].call)(argv[len(name.split()) :], f"rlvlm {name}")
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
+from rlvlm.core.install import TRAIN_FIX, is_kit
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
 from rlvlm.judges.config import POCKET_FIX
 from rlvlm.pocket.models import weights_folder
@@ -72,7 +73,8 @@ def command(words: Sequence[str], prog: str) -> int:
         console.print(Text.assemble(mark, f"  {finding.name:<18}{finding.found}"))
         if finding.fix:
             console.print(Text(f"      fix: {finding.fix}", style="bold"))
-    console.print("This machine can run rlvlm." if is_fit else "This machine needs the fixes above first.")
+    fit = "This machine can measure and ask judges." if is_kit() else "This machine can run rlvlm."
+    console.print(fit if is_fit else "This machine needs the fixes above first.")
     return EXIT_DONE if is_fit else MachineError.exit_code
 
 
@@ -91,6 +93,10 @@ def software() -> Iterator[CheckResult]:
     fix = "" if (3, 11) <= sys.version_info[:2] <= (3, 13) else "use Python 3.11, 3.12 or 3.13"
     yield CheckResult(name="python", found=sys.version.split()[0], fix=fix)
     versions = {name: package_version(name) for name in PACKAGES}
+    if is_kit():
+        versions = {name: version for name, version in versions.items() if version is not None}
+        kit = "the judge's kit, without torch, Ray and simulators"
+        yield CheckResult(name="install", found=kit, fix=f"to train: {TRAIN_FIX}", is_essential=False)
     missing = [name for name, version in versions.items() if version is None]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
     yield CheckResult(name="packages", found=found, fix="make setup" if missing else "")
@@ -99,6 +105,8 @@ def software() -> Iterator[CheckResult]:
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0
     found = f"{size / 2**20:.0f} MiB of weights" if size else f"no weights in {folder}"
     yield CheckResult(name="pocket judge", found=found, fix="" if size else POCKET_FIX)
+    if is_kit():
+        return
     from rlvlm.envs.robosuite.scene import load  # MuJoCo is not needed for help
 
     found, fix = "its packages load", ""
@@ -113,6 +121,8 @@ def software() -> Iterator[CheckResult]:
 
 def rendering() -> Iterator[CheckResult]:
     """Checks whether images can be drawn off-screen, and with which backends."""
+    if is_kit():
+        return
     tried = {backend: try_renderer(backend) for backend in BACKENDS}
     # any working one will do, unless MUJOCO_GL insists on one that does not work
     working = [backend for backend, failure in tried.items() if failure is None]

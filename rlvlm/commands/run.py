@@ -11,6 +11,7 @@ from datetime import datetime
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
+from rlvlm.core.install import check_train
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import RunFolder, create_folder
@@ -20,6 +21,7 @@ from rlvlm.runs.settings import commented
 
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `run TASK [options]`: trains, or prints the configuration."""
+    check_train(prog)
     arguments = parse_run(words, prog)
     if arguments.print_config:
         sys.stdout.write(commented(config_text(arguments.config), arguments.config))
@@ -49,6 +51,7 @@ def train(config: RunConfig) -> RunFolder:
     Raises:
         RunError: it cannot start or continue.
     """
+    check_train("rlvlm.train")
     check_before_run(config)
     folder = create_folder(config, ["rlvlm.train"], datetime.now())
     try:

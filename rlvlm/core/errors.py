@@ -25,6 +25,8 @@ class RunError(Exception):
     def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(what)
         self.fix = fix
+        if fix:
+            self.add_note(f"fix: {fix}")  # a traceback shows it, as the box of a command does
 
 
 class UsageError(RunError):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvlm.core.errors import UsageError, first_line
+from rlvlm.core.install import missing_train
 
 GROUP = "rlvlm.plugins"
 """Package of the guests that ship, and group of the entry points of others."""
@@ -36,6 +37,8 @@ class Command:
     """`module:FUNCTION`, called with the words after the command and its full name; returns the exit code."""
     text: str
     """Line in the help: what follows the command, three spaces, and what it does."""
+    needs_train: bool = False
+    """Whether it needs the train extra whatever its arguments; without it the command is not imported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +114,13 @@ def load(reference: str) -> Any:
 
     Raises:
         UsageError: it cannot be imported; says which reference and why.
+        MachineError: it needs the train extra, which is not installed.
     """
     try:
         return _load(reference)
     except Exception as error:  # somebody else's file may fail in any way
+        if isinstance(error, ImportError) and (lacks := missing_train(error)):
+            raise lacks from error
         raise UsageError(
             f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}",
             "reinstall or mend the guest that names it",

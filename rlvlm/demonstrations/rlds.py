@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
@@ -31,6 +29,8 @@ def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Cor
     Raises:
         UsageError: there is no file.
     """
+    from google.protobuf.message import DecodeError  # of the train extra, as is TensorBoard, which checks the records
+
     files = sorted(source.rglob("*.tfrecord*")) if source.is_dir() else [source]
     if not files:
         raise UsageError(f"{source} has no .tfrecord file", "name a version's folder, e.g. libero_10_no_noops/1.0.0")
@@ -125,6 +125,8 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
 @cache
 def _example_class() -> Any:
     """Defines the message `tf.train.Example` here, because its file only comes with TensorFlow."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="example", syntax="proto3")
 

@@ -84,6 +84,11 @@ class Task:
                 f"a {type(self.env).__name__}"
             )
 
+    def load_maker(self) -> Callable[..., Any]:
+        """Imports and returns the function that makes the env."""
+        module, _, function = self.maker.partition(":")
+        return getattr(importlib.import_module(module), function)
+
 
 def shipped_tasks() -> Iterator[Task]:
     """Yields each task of the core once."""
@@ -313,9 +318,7 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     found = find_task(task)
     if type(config) is not type(found.env) and isinstance(found.env, type(config)):  # the other settings as in the task
         config = replace(found.env, **{field.name: getattr(config, field.name) for field in fields(config)})
-    module, _, function = found.maker.partition(":")
-    maker: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    env = maker(config, seed, *found.arguments)
+    env = found.load_maker()(config, seed, *found.arguments)
     if lacking := [name for name in getattr(env, "promised", ()) if not hasattr(env, name)]:
         what = f"the env {type(env).__name__} of {task} ({found.maker}) has no {', '.join(lacking)}"
         raise UsageError(what, "set it in the class, or in __init__: rlvlm/envs/env.py says what it is")

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.core.foreign import read_json
+from rlvlm.core.install import check_train
+from rlvlm.core.references import is_reference
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
@@ -34,8 +36,9 @@ def build_judge(config: JudgeConfig) -> Judge:
     Raises:
         JudgeUnavailable: the weights are missing or cannot be loaded.
         UnsupportedQuestion: the judge cannot be asked as `config` says.
-        ImportError: the package that the backend needs is not installed.
+        MachineError: the backend needs the train extra, which is not installed.
     """
+    check_installed(config)
     judge: Judge
     # torch, transformers and the providers' clients load only when a judge that needs them is wanted
     try:
@@ -109,12 +112,25 @@ def check_goal_image(backend: str, model: str, score: str) -> None:
         raise UsageError(what, f"leave out --goal-image, or use {other}")
 
 
-def check_reachable(config: JudgeConfig) -> None:
-    """Checks that a server listens at `judge.api.base_url`. Sends nothing, and tries nothing behind a proxy.
+def check_installed(config: JudgeConfig) -> None:
+    """Checks that the packages of the judge's backend are there: those with networks need the train extra.
 
     Raises:
+        MachineError: they are not.
+    """
+    if not (config.is_remote or config.backend in ("cached", "human") or is_reference(config.backend)):
+        check_train(f"judge.backend {config.backend}")
+
+
+def check_reachable(config: JudgeConfig) -> None:
+    """Checks that the judge can be asked: its packages are there, and a server listens at `judge.api.base_url`. Sends
+    nothing, and tries nothing behind a proxy.
+
+    Raises:
+        MachineError: its packages are not installed.
         JudgeUnavailable: no server listens there.
     """
+    check_installed(config)
     address = urlsplit(config.api.base_url)
     if not config.is_remote or not address.hostname or Proxy.of(config.api.base_url).url:
         return

@@ -1,12 +1,12 @@
 """Judges made of networks that answer in numbers, not in words. `similarity` and `reward_heads` have the networks."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import JudgeUnavailable
@@ -32,11 +32,11 @@ class NumericModel(Protocol):
     decoding: str
     """Everything else that changes its numbers at fixed weights, e.g. `dtype=float32`, for the stamp."""
 
-    def rate(self, clips: Sequence[Clip]) -> tuple[torch.Tensor, list[str]]:
+    def rate(self, clips: Sequence[Clip]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] scores in [0, 1], and a text for each."""
         ...
 
-    def prefer(self, queries: Sequence[Query]) -> tuple[torch.Tensor, list[str]]:
+    def prefer(self, queries: Sequence[Query]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] margins, above 0 if the left side did better and 0 if neither did, and a text for each."""
         ...
 
@@ -55,7 +55,7 @@ class NumericJudge:
     def __init__(self, config: JudgeConfig, model: NumericModel) -> None:
         model.abilities.check(config)
         self._model = model
-        self._batches = AdaptiveBatches(config.batch_size, torch.cuda.empty_cache)
+        self._batches = AdaptiveBatches(config.batch_size, _release_gpu_memory)
         self.stamp = Stamp(
             judge=f"{config.backend}:{config.model}",
             revision=model.revision,
@@ -71,15 +71,13 @@ class NumericJudge:
         """
 
         def prefer(batch: Sequence[Query]) -> list[DialogueResult]:
-            # float64 before any comparison: in bfloat16 two different sides could be equal
             margins, texts = self._model.prefer(batch)
-            numbers = margins.double().cpu().numpy()
-            shares = self._model.share(numbers)
+            shares = self._model.share(margins)
             odds = [None] * len(texts) if shares is None else [(share, 1 - share, 0.0) for share in shares.tolist()]
             # such a model cannot report a tie; only equal numbers are one
             return [
                 DialogueResult(value=Label.of(margin, 0.0), text=text, probabilities=p)
-                for margin, text, p in zip(numbers.tolist(), texts, odds, strict=True)
+                for margin, text, p in zip(margins.tolist(), texts, odds, strict=True)
             ]
 
         return [outcome.verdict(self.stamp) for outcome in self._ask(queries, prefer)]
@@ -87,7 +85,7 @@ class NumericJudge:
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         def rate(batch: Sequence[Clip]) -> list[DialogueResult]:
             values, texts = self._model.rate(batch)
-            rated = zip(values.double().cpu().tolist(), texts, strict=True)
+            rated = zip(values.tolist(), texts, strict=True)
             return [DialogueResult(value=value, text=text) for value, text in rated]
 
         # a clip that failed was not shown, so it counts no frames
@@ -102,8 +100,7 @@ class NumericJudge:
     ) -> list[DialogueResult]:
         start = time.perf_counter()
         try:
-            with torch.inference_mode():
-                outcomes = ask_what_can_be(items, self._model.abilities, lambda good: self._batches.run(good, answer))
+            outcomes = ask_what_can_be(items, self._model.abilities, lambda good: self._batches.run(good, answer))
         except MemoryError as error:  # a single item did not fit
             fix = "choose a smaller model, or --judge.dtype bfloat16"
             raise JudgeUnavailable(f"out of memory: {error}", fix) from error
@@ -111,3 +108,9 @@ class NumericJudge:
             raise JudgeUnavailable(f"the judge's network broke: {error}", "run `rlvlm doctor`") from error
         elapsed = time.perf_counter() - start  # of the whole batch, which went through the network together
         return [outcome if outcome.has_failed else replace(outcome, latency_s=elapsed) for outcome in outcomes]
+
+
+def _release_gpu_memory() -> None:
+    torch = sys.modules.get("torch")  # a plain function of images never imported it
+    if torch is not None:
+        torch.cuda.empty_cache()

@@ -33,7 +33,6 @@ from rlvlm.pages.bench_charts import draw_bench
 from rlvlm.pages.bench_row import print_row
 from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import find_folder
-from rlvlm.runs.in_python import StepPolicy, load_policy
 from rlvlm.serving.config import PageConfig
 from rlvlm.serving.label_page import person_judge
 
@@ -63,13 +62,14 @@ def bench_judge(options: BenchOptions) -> int:
         for task in (task for task in wanted.tasks if not is_recording(task)):
             require_goals(task, [wanted.goal or task_goal(task)])
     image = _goal_image(wanted, options)
+    _check_packages(wanted)
+    if reference == "none":
+        check_reachable(config)  # before minutes are spent on playing episodes
     make_output_folder(out)
     curve_runs = read_curve(options.curve or CURVE_FILE)
     if config.is_human and reference == "none" and wanted.frozen is None:
         wanted = for_person(wanted)
     wanted = _sized(wanted, options)
-    if reference == "none":
-        check_reachable(config)  # before minutes are spent on playing episodes
     # the shipped judge was trained on single images
     frames = options.frames or (1 if config.knows_few_tasks and reference == "none" else 8)
     frames = frames if wanted.frozen is None else min(frames, wanted.frozen.frames)
@@ -121,6 +121,13 @@ def _check_frozen(archive: Archive, options: BenchOptions) -> None:
     if options.reference == "none" and archive.turns != (options.judge.score == "utility"):
         held = "single turns, which --judge.score utility scores" if archive.turns else "episodes and no single turns"
         raise UsageError(f"{archive.path} holds {held}", "another --judge.score, or freeze with or without --turns")
+
+
+def _check_packages(suite: Suite) -> None:
+    """Imports the envs of the tasks that are played: what this install lacks is reported before anything is asked."""
+    for task in suite.tasks:
+        if suite.frozen is None and not suite.is_table and not is_recording(task):
+            find_task(task).load_maker()
 
 
 def freeze_bench(options: FreezeOptions) -> int:
@@ -219,6 +226,8 @@ def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
         if find_task(run.task).kind != "steps":
             what = f"--player takes runs of envs in steps, and {run.task} has another kind, with a script of its own"
         raise UsageError(what, f"rlvlm judge-bench {run.task} --player {player}, or leave --player out")
+    from rlvlm.runs.in_python import StepPolicy, load_policy  # torch, which a judge behind an API does not need
+
     policy = load_policy(player, trust=True)
     assert isinstance(policy, StepPolicy), "a run in steps has no other"
     return replace(suite, goal=goal or run.goal, player=policy.act)

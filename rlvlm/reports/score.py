@@ -22,6 +22,7 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, UsageError
+from rlvlm.core.install import check_train
 from rlvlm.demonstrations.recorded_labels import PAIR_COLUMNS, read_labels, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
@@ -36,9 +37,6 @@ from rlvlm.pages.score import DataSummary, ScoredData
 from rlvlm.reports.contact_sheet import folder_env
 from rlvlm.reports.options import ScoreOptions
 from rlvlm.runs.preflight import cluster_address
-from rlvlm.runs.ray_session import ray_session
-from rlvlm.runs.train import reachable
-from rlvlm.serving.apps import start_judge
 from rlvlm.serving.config import PageConfig, PlacementConfig
 from rlvlm.serving.label_page import person_judge
 from rlvlm.templates import inline
@@ -85,6 +83,10 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
     )
     if recordings.path.is_dir() and out.resolve().is_relative_to(recordings.path.resolve()):
         raise UsageError(f"{out} lies inside of the data, which are not written to", "name another folder with --out")
+    if options.app:
+        check_train("--app, a Serve app,")
+    else:
+        check_reachable(config)  # before anything is written
     make_output_folder(out)
     console = plain_console(soft_wrap=True)
     data = _look_through(recordings, asked)
@@ -145,12 +147,14 @@ def _open_judge(
                 "--app is a Serve app of a running cluster",
                 "name its address in RAY_ADDRESS, as `rlvlm serve` prints it",
             )
+        from rlvlm.runs.ray_session import ray_session  # Ray, which a judge behind an API does not need
+        from rlvlm.serving.apps import start_judge
+
         stack.enter_context(ray_session())
         return stack.enter_context(start_judge(config, PlacementConfig(app=options.app), name="score"))
     if config.is_human:
         return stack.enter_context(person_judge(config, store, page, lambda: bool(stop), _log))
-    check_reachable(config)
-    return build_judge(replace(config, api=reachable(config.api, out / "api_spending.json")))
+    return build_judge(replace(config, api=config.api.with_paths(out / "api_spending.json")))
 
 
 def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:

@@ -42,7 +42,6 @@ from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.settings import differences, flat
 from rlvlm.runs.summary import run_readme, summarise
 from rlvlm.runs.trackers import Trackers
-from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import describe_server
 
 SPEED_ROUNDS = 12
@@ -294,7 +293,7 @@ def judge_session(
     from rlvlm.serving.apps import start_judge  # Serve is slow to import, and many runs ask no judge
     from rlvlm.serving.monitoring import show_cache
 
-    judge = replace(config.judge, api=reachable(config.judge.api, ledger))
+    judge = replace(config.judge, api=config.judge.api.with_paths(ledger))
     with start_judge(judge, config.serve, name=config.task) as running:
         if config.serve.app:
             # a running app reports itself which judge it is
@@ -306,12 +305,6 @@ def judge_session(
                 check_judge_knows(replace(config, judge=asked))
         image = goal_image(config)
         yield lambda: with_goal_image(CachedJudge(running, open_store(), show_cache(config.task)), image)
-
-
-def reachable(api: ApiConfig, ledger: Path) -> ApiConfig:
-    """Returns `api` with absolute file paths, so that a replica finds them from any working folder."""
-    key_file = str(Path(api.key_file).expanduser().resolve()) if api.key_file else ""
-    return replace(api, key_file=key_file, ledger=str(Path(api.ledger or ledger).expanduser().resolve()))
 
 
 @contextmanager

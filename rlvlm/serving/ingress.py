@@ -42,10 +42,11 @@ from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient
 from rlvlm.serving.config import HttpConfig
+from rlvlm.serving.error_answers import answer_errors
 from rlvlm.serving.guard import Guard, make_token, read_token
 from rlvlm.serving.media import MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
 from rlvlm.serving.policy_replica import ReplyCall
-from rlvlm.serving.refusal import RETRY_AFTER_S, AsciiJSON, Refusal, answer_errors, overloaded
+from rlvlm.serving.refusal import RETRY_AFTER_S, AsciiJSON, Refusal, overloaded
 from rlvlm.serving.replica import marked
 from rlvlm.templates import render
 from rlvlm.vlms.chats import Chat

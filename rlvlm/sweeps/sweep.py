@@ -18,7 +18,6 @@ from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.folder import trust_option
 from rlvlm.runs.placement import nodes
 from rlvlm.runs.ray_session import ray_session
-from rlvlm.runs.train import reachable
 from rlvlm.serving.apps import start_judge, start_serve
 from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig
@@ -156,7 +155,7 @@ def _judges(
             if server := describe_server(config.judge.backend, config.judge.api):
                 table.line(f"the judge asks {server}")
             table.phase(f"loading the judge {config.judge.backend} {config.judge.model}".rstrip())
-            judge = replace(config.judge, api=reachable(config.judge.api, folder.ledger(app)))
+            judge = replace(config.judge, api=config.judge.api.with_paths(folder.ledger(app)))
             try:
                 stack.enter_context(start_judge(judge, config.serve, name=app, app=app))
                 running.append(config)

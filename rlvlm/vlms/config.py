@@ -1,7 +1,8 @@
 """Settings of a chat VLM; imports nothing heavy so that the command line starts at once."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from rlvlm.core.checks import check_interval, check_least, check_positive
@@ -108,6 +109,15 @@ class ApiConfig:
             raise ValueError(f"{self.section}.key_env is the name of an environment variable, never the key itself")
         if self.key_file.startswith(("sk-", "AIza")):
             raise ValueError(f"{self.section}.key_file is the path of a file, never the key itself")
+
+    def with_paths(self, ledger: Path) -> Self:
+        """Returns these settings with absolute file paths, so that a replica finds them from any working folder.
+
+        Args:
+            ledger: file that counts requests and spending, if none is set.
+        """
+        key_file = str(Path(self.key_file).expanduser().resolve()) if self.key_file else ""
+        return replace(self, key_file=key_file, ledger=str(Path(self.ledger or ledger).expanduser().resolve()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ import rlvlm
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, FULL, MachineError, RunError, UsageError
 from rlvlm.core.foreign import visible
+from rlvlm.core.install import missing_train
 
 # a line of a traceback; one that came from a Ray worker may begin with the worker's name and process in brackets
 _FRAME = re.compile(r'\s*(?:\(\w+, .*\)\s*)?File "(.+)", line (\d+), in (\w+)')
@@ -75,21 +76,29 @@ def guarded(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
     except Exception as error:  # the outermost frame: the user gets a box, the file keeps the traceback
-        if isinstance(error, OSError) and error.errno in FULL:
-            place = f": {error.filename}" if error.filename else ""
-            fix = "free some space (`df -h` shows where), or name a place on another disk; then give the command again"
-            show_failure(f"the disk is full{place}", fix)
-            return MachineError.exit_code
-        kept = _keep_traceback()
-        if isinstance(error, OSError) and error.filename is not None:
-            fix = f"name another place, or mend this one; if you did not name it, please report {kept}"
-            show_failure(f"{error.strerror}: {error.filename2 or error.filename}", fix)
-            return MachineError.exit_code
-        if place := users_place(error):
-            show_failure(f"{type(error).__name__}: {error}", f"this is code of your own, {place}; see also {kept}")
-            return UsageError.exit_code
-        show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {kept}")
-        return EXIT_CRASH
+        return _show_crash(error)
+
+
+def _show_crash(error: Exception) -> int:
+    """Shows an exception that no command foresaw, while it is handled, and returns the exit code."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        place = f": {error.filename}" if error.filename else ""
+        fix = "free some space (`df -h` shows where), or name a place on another disk; then give the command again"
+        show_failure(f"the disk is full{place}", fix)
+        return MachineError.exit_code
+    if isinstance(error, ImportError) and (lacks := missing_train(error)):
+        show_failure(str(lacks), lacks.fix)
+        return lacks.exit_code
+    kept = _keep_traceback()
+    if isinstance(error, OSError) and error.filename is not None:
+        fix = f"name another place, or mend this one; if you did not name it, please report {kept}"
+        show_failure(f"{error.strerror}: {error.filename2 or error.filename}", fix)
+        return MachineError.exit_code
+    if place := users_place(error):
+        show_failure(f"{type(error).__name__}: {error}", f"this is code of your own, {place}; see also {kept}")
+        return UsageError.exit_code
+    show_failure(f"unexpected {type(error).__name__}: {error}", f"please report it with {kept}")
+    return EXIT_CRASH
 
 
 def _keep_traceback() -> str:

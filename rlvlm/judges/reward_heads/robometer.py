@@ -95,7 +95,8 @@ class Robometer:
         self.revision = model.revision
         self.prompt, self.decoding = stamp_parts(config, model)
 
-    def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
+    @torch.inference_mode()
+    def rate(self, clips: Sequence[Clip]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] scores in [0, 1] at the last frame, and a text for each."""
         model = self._model
         inputs = chat_inputs(model, [self._progress_chat(clip) for clip in clips], are_counted=True)
@@ -103,16 +104,17 @@ class Robometer:
         # the end of a clip counts; the frames before are its context
         answers = [self._read(rows[-1:]) for rows in rows_where(hidden, inputs["input_ids"], model.token_id(PROGRESS))]
         texts = [f"progress {progress:.3f}, success {success:.3f}" for progress, success in answers]
-        return torch.tensor([answer[self._column] for answer in answers]), texts
+        return np.array([answer[self._column] for answer in answers]), texts
 
-    def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
+    @torch.inference_mode()
+    def prefer(self, queries: Sequence[Query]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] logits that the left clip is preferred, and a text for each."""
         model = self._model
         inputs = chat_inputs(model, [self._preference_chat(query) for query in queries], are_counted=True)
         hidden = model.model(inputs)
         rows = torch.cat(rows_where(hidden, inputs["input_ids"], model.token_id(PREFERENCE)))
         logits = model.model.preference_head(rows)[:, 0].float()
-        return logits, [f"left {share:.4f}" for share in torch.sigmoid(logits).tolist()]
+        return logits.double().cpu().numpy(), [f"left {share:.4f}" for share in torch.sigmoid(logits).tolist()]
 
     def share(self, margins: NDArray[np.float64]) -> NDArray[np.float64]:
         return 1 / (1 + np.exp(-margins))

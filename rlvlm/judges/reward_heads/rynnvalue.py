@@ -189,21 +189,23 @@ class RynnValue:
         self.revision = model.revision
         self.prompt, self.decoding = stamp_parts(config, model)
 
-    def rate(self, clips: Sequence[Clip]) -> tuple[Tensor, list[str]]:
+    @torch.inference_mode()
+    def rate(self, clips: Sequence[Clip]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] scores in [0, 1] at the last frame, and a text for each."""
         seconds = self._seconds([self._chat(clip.goal, clip.frames) for clip in clips])
         # score = 1 - log(1 + s) / log(1 + s_max): equal ratios of time left are equal steps of the score
         most = math.log1p(self._settings["value_tokenizer_config"]["max_value"])
         scores = (1 - seconds.clamp(min=0).log1p() / most).clamp(0, 1)
-        return scores, [f"{value:.2f} s left" for value in seconds.tolist()]
+        return scores.double().cpu().numpy(), [f"{value:.2f} s left" for value in seconds.tolist()]
 
-    def prefer(self, queries: Sequence[Query]) -> tuple[Tensor, list[str]]:
+    @torch.inference_mode()
+    def prefer(self, queries: Sequence[Query]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] seconds left after the right clip minus those after the left one, and a text for each."""
         sides = [(query.goal, frames) for query in queries for frames in (query.left, query.right)]
         seconds = self._seconds([self._chat(goal, frames) for goal, frames in sides]).view(-1, 2)
-        return seconds[:, 1] - seconds[:, 0], [
-            f"{left:.2f} s and {right:.2f} s left" for left, right in seconds.tolist()
-        ]
+        seconds = seconds.double().cpu().numpy()  # in bfloat16 two different sides could be equal
+        texts = [f"{left:.2f} s and {right:.2f} s left" for left, right in seconds.tolist()]
+        return seconds[:, 1] - seconds[:, 0], texts
 
     def share(self, margins: NDArray[np.float64]) -> None:
         """Returns None: a difference of seconds is no probability."""

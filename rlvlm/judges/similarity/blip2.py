@@ -41,6 +41,7 @@ class Blip2Rater:
         self._head = head
         self._encoder = encoder
 
+    @torch.inference_mode()
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """Returns [N] probabilities of a match, or (1 + cosine) / 2 of the nearest query token; see `ImageRater`."""
         encoder = self._encoder

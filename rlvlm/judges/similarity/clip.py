@@ -46,6 +46,7 @@ class ClipRater:
         baseline = f"baseline={settings.baseline!r} alpha={settings.alpha:g} " if settings.baseline else ""
         self.traits = f"{baseline}dtype={encoder.dtype}"
 
+    @torch.inference_mode()
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
         """Returns [N] scores in [0, 1]; see `model.ImageRater`. Repeated goals are encoded once."""
         # a batch about one goal image would encode it once per question

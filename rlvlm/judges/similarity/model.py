@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.judging import Clip, Query
@@ -59,11 +58,11 @@ class SimilarityModel:
         template, tie_band = config.similarity.template, config.similarity.tie_band
         self.decoding = f"template={template!r} tie_band={tie_band:g} {rater.traits}"
 
-    def rate(self, clips: Sequence[Clip]) -> tuple[torch.Tensor, list[str]]:
+    def rate(self, clips: Sequence[Clip]) -> tuple[NDArray[np.float64], list[str]]:
         values = self._rater.rate([clip.frames[-1] for clip in clips], list(map(self._goal, clips)))
-        return torch.from_numpy(values), [f"{value:.4f}" for value in values.tolist()]
+        return values, [f"{value:.4f}" for value in values.tolist()]
 
-    def prefer(self, queries: Sequence[Query]) -> tuple[torch.Tensor, list[str]]:
+    def prefer(self, queries: Sequence[Query]) -> tuple[NDArray[np.float64], list[str]]:
         """Returns [N] margins by which the left side matches better, 0 within the tie band, and a text for each."""
         sides = [side[-1] for query in queries for side in (query.left, query.right)]
         goals = [goal for query in queries for goal in [self._goal(query)] * 2]
@@ -71,7 +70,7 @@ class SimilarityModel:
         margins = rated[:, 0] - rated[:, 1]
         # similarities of two views of one state differ by noise, which the tie band ignores
         margins[np.abs(margins) <= self._settings.tie_band] = 0.0
-        return torch.from_numpy(margins), [f"left {left:.4f}, right {right:.4f}" for left, right in rated.tolist()]
+        return margins, [f"left {left:.4f}, right {right:.4f}" for left, right in rated.tolist()]
 
     def share(self, margins: NDArray[np.float64]) -> None:
         """Returns None: a difference of similarities is no probability."""

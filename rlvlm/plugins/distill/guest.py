@@ -9,6 +9,7 @@ GUEST = Guest(
         "distill": Command(
             call="rlvlm.plugins.distill.command:command",
             text="--from STORE --out DIR   train a pocket judge on another judge's labels",
+            needs_train=True,
         )
     },
 )
