@@ -19,6 +19,7 @@ from PIL import Image
 
 from rlvlm.core.disk import replacing
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import open_inside, read_text
 from rlvlm.demonstrations.card import FilterConfig, select
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
@@ -29,6 +30,7 @@ from rlvlm.vlms.stills import read_rgb
 
 ChatFormat = Literal["llava", "qwen"]
 _IMAGE = "<image>"
+_MAX_BYTES = 2**31  # limit for a file of chats, which may hold their images
 Said = tuple[str, list[str], str]
 """User message, files of its images, and the answer."""
 
@@ -85,7 +87,7 @@ def import_chats(file: Path, folder: DemonstrationFolder, player: str, images: P
         UsageError: the file has none of these formats, or is empty.
     """
     counts: Counter[str] = Counter()
-    root = (images or file.parent).resolve()
+    root = (images or file.parent).absolute()  # a chat may name its images in full
     known = {record.id for record in folder.episodes()}
     for number, chat in enumerate(_chats(file)):
         try:
@@ -157,7 +159,7 @@ def _chats(file: Path) -> Iterator[Any]:
         UsageError: the file is neither, or cannot be read.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, _MAX_BYTES)
         lines = filter(str.strip, text.split("\n"))  # splitlines would also split at U+2028 within a string
         yield from json.loads(text) if text.lstrip()[:1] == "[" else map(json.loads, lines)
     except (OSError, ValueError, RecursionError) as error:
@@ -257,10 +259,8 @@ def _load(root: Path, name: str) -> NDArray[np.uint8]:
     formats = ("PNG", "JPEG", "WEBP")
     if name.startswith("data:image/"):
         return read_rgb(BytesIO(base64.b64decode(name.partition(",")[2])), formats, MAX_PIXELS)
-    path = (root / name).resolve()  # resolves symbolic links and `..`: a chat may not read files elsewhere
-    if not path.is_relative_to(root) or not path.is_file():
-        raise OSError(f"{name!r} is no file below {root}")
-    return read_rgb(path, formats, MAX_PIXELS)
+    with open_inside(root, root / name) as stream:  # a chat may not read files elsewhere
+        return read_rgb(stream, formats, MAX_PIXELS)
 
 
 SCHEMA = pa.schema(

@@ -1,13 +1,18 @@
-"""Frames of MP4 videos, by the times at which they are shown: of LeRobot's data sets, and plain videos."""
+"""Frames of MP4 videos, by the times at which they are shown: of LeRobot's data sets, and plain videos.
 
-from functools import lru_cache
+Each function takes the folder of the data, which may be anybody's, and the path of a video in it (`open_inside`).
+"""
+
+import hashlib
+import os
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from av.error import FFmpegError
 from numpy.typing import NDArray
 
-from rlvlm.core.foreign import open_regular
+from rlvlm.core.foreign import OutsideFolder, open_inside
 from rlvlm.core.steps import Frames
 from rlvlm.labels.images import MAX_PIXELS
 from rlvlm.vlms.videos import open_video, upright
@@ -15,30 +20,42 @@ from rlvlm.vlms.videos import open_video, upright
 _DAMAGES = (OSError, ValueError, IndexError, FFmpegError)
 
 
-def film_times(file: Path) -> tuple[NDArray[np.int64], float]:
+def film_times(root: Path, file: Path) -> tuple[NDArray[np.int64], float]:
     """Returns [F], when each frame of a video is shown, in ticks, and a tick in seconds; decodes nothing.
 
     Raises:
+        OutsideFolder: see `open_inside`.
         ValueError: the video is missing, truncated or empty.
     """
     try:
-        about = file.stat()
-        return _film_times(file, about.st_size, about.st_mtime_ns)
+        return _film_times(root, file, *_version(root, file))
+    except OutsideFolder:  # it says what to do
+        raise
     except _DAMAGES as error:
         raise ValueError(f"{file} is missing or torn: {error}") from error
 
 
-def film_frames(file: Path, times: NDArray[np.int64]) -> Frames:
+def film_digest(root: Path, file: Path) -> str:
+    """Returns the SHA-256 of a video's file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return _film_digest(root, file, *_version(root, file))
+
+
+def film_frames(root: Path, file: Path, times: NDArray[np.int64]) -> Frames:
     """Returns [n, H, W, 3], the frames shown at the ascending `times` [n] of `film_times`.
 
     Raises:
+        OutsideFolder: see `open_inside`.
         ValueError: the video is truncated.
     """
     images: list[NDArray[np.uint8]] = []
     wanted = times.tolist()
     try:
-        first = int(film_times(file)[0][0])
-        with open_regular(file) as data, open_video(data, MAX_PIXELS) as (container, stream):
+        first = int(film_times(root, file)[0][0])
+        with open_inside(root, file) as data, open_video(data, MAX_PIXELS) as (container, stream):
             # several episodes may share a video: seek to the key frame before the first frame, and decode from there
             if wanted[0] > first:
                 container.seek(wanted[0], stream=stream)
@@ -51,21 +68,33 @@ def film_frames(file: Path, times: NDArray[np.int64]) -> Frames:
                 missing_s = float(wanted[len(images)] * (stream.time_base or 0))
                 raise ValueError(f"no frame {missing_s:.3f} s from its beginning")
         return np.stack(images)
+    except OutsideFolder:  # it says what to do
+        raise
     except _DAMAGES as error:
         raise ValueError(f"{file} is missing or torn: {error}") from error
 
 
-@lru_cache(maxsize=16)  # number of videos in use at a time: one per camera
-def _film_times(file: Path, size: int, changed_ns: int) -> tuple[NDArray[np.int64], float]:
-    """Computes `film_times`, cached while the file does not change.
+def _version(root: Path, file: Path) -> tuple[int, int]:
+    """Returns size in bytes and time of the last write, by which a cached result is known to be of this file."""
+    with open_inside(root, file) as data:
+        about = os.fstat(data.fileno())
+    return about.st_size, about.st_mtime_ns
 
-    Args:
-        file: the film.
-        size: size of the file, part of the cache's key.
-        changed_ns: time of its last write, part of the cache's key.
-    """
-    del size, changed_ns
-    with open_regular(file) as data, open_video(data, MAX_PIXELS) as (container, stream):
+
+@lru_cache(maxsize=16)
+def _film_digest(root: Path, file: Path, size: int, changed_ns: int) -> str:
+    del size, changed_ns  # part of the cache's key
+    digest = hashlib.sha256()
+    with open_inside(root, file) as data:
+        for block in iter(partial(data.read, 2**20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=16)  # number of videos in use at a time: one per camera
+def _film_times(root: Path, file: Path, size: int, changed_ns: int) -> tuple[NDArray[np.int64], float]:
+    del size, changed_ns  # part of the cache's key
+    with open_inside(root, file) as data, open_video(data, MAX_PIXELS) as (container, stream):
         if not stream.time_base:
             raise ValueError("it says no unit of time")
         # packets come in decoding order, which differs; frames before an edit list's start are not shown

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.disk import append_whole, replacing, write_json
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_arrays, read_json
+from rlvlm.core.foreign import MAX_JSON_BYTES, open_inside, read_arrays, read_json
 from rlvlm.core.trust import check_folder, foreign_code, remember
 from rlvlm.demonstrations.records import CorruptRecord, EpisodeRecord, from_json, to_json
 from rlvlm.envs.config import current_settings
@@ -118,7 +118,7 @@ class DemonstrationFolder:
         seen: set[str] = set()
         if not self._lines.exists():
             return
-        with open_regular(self._lines) as lines:
+        with open_inside(self.path, self._lines) as lines:
             while line := lines.readline(MAX_JSON_BYTES):  # an endless line is split into damaged parts
                 try:
                     found = json.loads(line)
@@ -126,7 +126,8 @@ class DemonstrationFolder:
                     if found["arrays"]:
                         if not _ID.fullmatch(str(found["id"])):  # lines are untrusted: the id could name any file
                             raise CorruptRecord("its id cannot name a file")
-                        held = read_arrays(self.path / "arrays" / f"{found['id']}.npz", is_compressed=True)
+                        file = self.path / "arrays" / f"{found['id']}.npz"
+                        held = read_arrays(file, is_compressed=True, root=self.path)
                         arrays = {name: held[name] for name in found["arrays"]}
                         if _PIXELS in held:
                             PIXELS.unpack(held[_PIXELS].tobytes())
@@ -208,7 +209,7 @@ def open_folder(path: Path) -> DemonstrationFolder:
         UsageError: it is not such a folder, or has a schema unknown to this rlvlm.
     """
     try:
-        about = read_json(path / _MARK)
+        about = read_json(path / _MARK, root=path)
         is_ours = about["what"] == _WHAT and type(about["schema"]) is int
         # untrusted, and used in messages, names and settings
         texts, parts = [about["task"], about["kind"], *about["action_names"]], [about.get("env", {})]

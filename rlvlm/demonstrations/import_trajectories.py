@@ -63,12 +63,8 @@ def import_trajectories(
     # first is added read the beginning of the set twice.
     torn: list[CorruptEpisode] = []
     trajectories = _whole(read(source, config), torn)
-    first = next(trajectories, None)
-    if first is None:
-        what = "; ".join(f"{episode.file}: {episode.reason}" for episode in torn) or f"{source} holds no episode"
-        raise UsageError(what, "fetch it anew, or name another")
+    first = _first(trajectories, torn, source, config)
     grippers = ~np.array(env.scaled_actions)
-    first.known_success(config.success)
     made = {
         "source": form,
         "stride": config.stride or env.chunk_steps,
@@ -159,6 +155,29 @@ def _chunks_of(
         return "actions out of range"
     chunks = cut(actions, grippers, env.chunk_steps, config)
     return chunks if len(chunks.starts) else "too short"
+
+
+def _first(
+    trajectories: Iterator[RobotTrajectory], torn: list[CorruptEpisode], source: Path, config: CutConfig
+) -> RobotTrajectory:
+    """Returns the first trajectory.
+
+    Raises:
+        UsageError: there is none, or a policy cannot learn from it.
+    """
+    first = next(trajectories, None)
+    if first is None:
+        what = "; ".join(f"{episode.file}: {episode.reason}" for episode in torn) or f"{source} holds no episode"
+        raise UsageError(what, "fetch it anew, or name another")
+    first.known_success(config.success)
+    given = {"actions": first.actions, "states": first.proprio}
+    missing = [name for name, numbers in given.items() if not numbers.shape[1]]
+    if missing:
+        raise UsageError(
+            f"{first.file} has no {' and no '.join(missing)} under the names of its format, and a policy needs both",
+            "name other data; a judge needs images alone: rlvlm score",
+        )
+    return first
 
 
 def _whole(found: Iterator[RobotTrajectory | CorruptEpisode], torn: list[CorruptEpisode]) -> Iterator[RobotTrajectory]:

@@ -6,8 +6,9 @@ JSON objects of `episodes.jsonl` may span several lines. `fps` may differ from t
 in a video is a sum of rounded durations: the frame of each row is determined from the video itself.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,27 +16,30 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import check_claim, open_regular, read_bytes, read_json
+from rlvlm.core.foreign import read_json
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.rlds import decoded
+from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
 # column names by preference: the first that exists
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
-_MAX_META_BYTES = 2**30  # limit for episodes.jsonl, whose lines contain statistics in some versions
 _SUCCESSES = ("is_success", "success")
-DAMAGES = (OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError, pa.ArrowException)
+_FIELD = re.compile(r"\{(\w+)(?::0?([0-9]{1,2})d)?\}")
+"""Field of a template of file names: a name and, for numbers, the digits to which it is filled with zeros."""
+_NUMBERED = ("episode_chunk", "episode_index", "chunk_index", "file_index")
+_CAMERA, _MAX_DIGITS = "video_key", 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Film:
     """Location of an episode's images from one camera."""
 
+    root: Path
+    """Folder of the data set."""
     file: Path
     begin_s: float
     """Start of the episode in the video according to `meta/`, seconds."""
@@ -66,7 +70,8 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
         ) from error
     if missing := [camera for camera in dataset.cameras if camera not in dataset.images]:
         there = ", ".join(dataset.images) or "none"
-        raise UsageError(f"{source} has no camera {missing[0]}; it has {there}", "name one of these")
+        what = "depth maps, which are not shown as images, in" if missing[0] in dataset.depths else "no camera"
+        raise UsageError(f"{source} has {what} {missing[0]}; it has {there}", "name one of these")
     for episode in episodes:
         try:
             yield dataset.trajectory(episode)
@@ -74,24 +79,45 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
             yield CorruptEpisode(file=dataset.file, reason=str(error))
 
 
-def lerobot_cameras(source: Path) -> list[str]:
-    """Returns the names of the images in a data set, wrist cameras last, as in our envs.
+def default_camera(source: Path) -> str:
+    """Returns the camera of a data set by which it is judged: of those in colour the first that is not at the wrist.
 
     Raises:
-        UsageError: `meta/info.json` cannot be read, or names no image.
+        UsageError: `meta/info.json` cannot be read, or names no image in colour.
     """
     try:
-        found = _cameras(read_json(source / "meta" / "info.json")["features"])
+        features = read_json(source / "meta" / "info.json", root=source)["features"]
+        found = _cameras(features)
+        coloured = [name for name in found if not _is_grey(features[name])]
     except DAMAGES as error:
         raise UsageError(f"{source / 'meta' / 'info.json'} cannot be read: {error}", "fetch the data anew") from error
-    if not found:
+    if found and not coloured:
+        raise UsageError(f"{source} has no camera in colour, only {', '.join(found)}", "name one with --camera")
+    if not coloured:
         raise UsageError(f"{source} has neither images nor videos", "name data that have, or fetch them too")
-    return found
+    return coloured[0]
 
 
 def _cameras(features: Mapping[str, Any]) -> list[str]:
-    found = [name for name, feature in features.items() if feature["dtype"] in ("image", "video")]
+    """Returns the names of the images but depth maps, wrist cameras last, as in our envs."""
+    found = [name for name, feature in features.items() if _is_image(feature) and not _is_depth(feature)]
     return sorted(found, key=lambda name: "wrist" in name or "hand" in name)
+
+
+def _is_image(feature: Mapping[str, Any]) -> bool:
+    return feature["dtype"] in ("image", "video")
+
+
+def _is_depth(feature: Mapping[str, Any]) -> bool:
+    """Returns whether LeRobot says that the images are distances; older versions put `video.` before the names."""
+    about = {**feature, **(feature.get("info") or {})}
+    return any(about.get(name) for name in ("is_depth_map", "video.is_depth_map"))
+
+
+def _is_grey(feature: Mapping[str, Any]) -> bool:
+    """Returns whether the images have one channel: infrared, or depth that is not said to be."""
+    about, shape = feature.get("info") or {}, feature.get("shape") or ()
+    return about.get("video.channels", about.get("channels")) == 1 or (len(shape) == 3 and 1 in (shape[0], shape[-1]))
 
 
 class _LeRobotDataset:
@@ -105,24 +131,26 @@ class _LeRobotDataset:
 
     def read_meta(self) -> Iterator[dict[str, Any]]:
         """Yields the entry of each episode in `meta/`."""
-        self._info = info = read_json(self.file)
+        self._info = info = read_json(self.file, root=self._source)
         version = str(info["codebase_version"])
         self._features: Mapping[str, Any] = info["features"]
         if not version.startswith(("v2", "v3")):
             raise ValueError(f"version {version}, and 2.x and 3.x are read")
-        for path in (info["data_path"], info.get("video_path") or ""):  # untrusted, and formatted into file names
-            if Path(path).is_absolute() or ".." in Path(path).parts:
-                raise ValueError(f"{path} lies elsewhere")
-        found = [next((name for name in names if name in self._features), None) for names in (_ACTIONS, _STATES)]
-        if None in found:
-            raise ValueError(f"no column {' or '.join(_ACTIONS)}, or none {' or '.join(_STATES)}")
-        self._actions, self._states = found
+        for template in filter(None, (info["data_path"], info.get("video_path"))):
+            _check_template(template)
+        self._fps = float(info.get("fps") or 0)
+        self._actions, self._states = (
+            next((name for name in names if name in self._features), None) for names in (_ACTIONS, _STATES)
+        )
         self.images = _cameras(self._features)
+        self.depths = [name for name, feature in self._features.items() if _is_depth(feature)]
         self.cameras = list(self._config.cameras) or self.images
         if version.startswith("v2"):
             self.file = self._source / "meta" / "episodes.jsonl"
-            for episode in json_objects(self.file):
-                yield episode | {"episode_chunk": episode["episode_index"] // info["chunks_size"]}
+            if type(size := info["chunks_size"]) is not int or size < 1:
+                raise ValueError(f"chunks_size in meta/info.json is the number of episodes in a folder, got {size!r}")
+            for episode in json_objects(self.file, self._source):
+                yield episode | {"episode_chunk": episode["episode_index"] // size}
             return
         files = sorted((self._source / "meta" / "episodes").glob("*/*.parquet"))
         if not files:
@@ -130,7 +158,8 @@ class _LeRobotDataset:
         for file in files:
             self.file = file
             # per-feature statistics are most of the file, and are not needed here
-            for episode in read_table(self.file, lambda name: not name.startswith("stats/")).to_pylist():
+            table = read_table(self.file, lambda name: not name.startswith("stats/"), root=self._source)
+            for episode in table.to_pylist():
                 yield episode | {key: episode[f"data/{key}"] for key in ("chunk_index", "file_index")}
 
     def trajectory(self, episode: Mapping[str, Any]) -> RobotTrajectory:
@@ -146,19 +175,29 @@ class _LeRobotDataset:
                 continue
             self.file, begin_s = self._film_of(episode, camera)
             before, num_steps = self._on_film[camera][self.file]
-            fps = float(self._info["fps"])
+            if not 0 < (fps := self._fps) < np.inf:
+                raise ValueError(f"fps in meta/info.json is above 0, got {fps:g}")
             row_s = _numbers(table["timestamp"]).ravel() if "timestamp" in table.column_names else None
             row_s = np.arange(table.num_rows) / fps if row_s is None else row_s.astype(np.float64)
             if row_s.shape != (table.num_rows,) or not (np.diff(row_s) > 0).all():
                 raise ValueError(f"the times of the rows of episode {number} do not rise")
             film = _Film(
-                file=self.file, begin_s=begin_s, row_s=row_s, fps=fps, first=before[number], num_steps=num_steps
+                root=self._source,
+                file=self.file,
+                begin_s=begin_s,
+                row_s=row_s,
+                fps=fps,
+                first=before[number],
+                num_steps=num_steps,
             )
             looks.append(film)
         self.file = data  # later errors concern the numbers: a corrupt video raises its own
+        none = np.zeros((table.num_rows, 0), np.float32)
+        has_numbers = self._actions is not None or self._states is not None
         return RobotTrajectory.recorded(
-            _numbers(table[self._actions]),
-            _numbers(table[self._states]),
+            none if self._actions is None else _numbers(table[self._actions]),
+            none if self._states is None else _numbers(table[self._states]),
+            digest="" if has_numbers else _digest(looks),
             is_late=bool(self._config.late),
             name=f"{number}",
             file=data,
@@ -173,7 +212,7 @@ class _LeRobotDataset:
         """Returns the video of an episode, and the episode's start in it."""
         prefix = f"videos/{camera}/"  # in version 3 each camera has its own files
         place = {name.removeprefix(prefix): value for name, value in episode.items() if name.startswith(prefix)}
-        file = self._source / self._info["video_path"].format(**{**episode, "video_key": camera} | place)
+        file = self._source / _filled(self._info["video_path"], {**episode, **place}, camera)
         return file, float(place.get("from_timestamp", 0.0))
 
     @cached_property
@@ -192,13 +231,13 @@ class _LeRobotDataset:
     def _rows(self, episode: Mapping[str, Any]) -> pa.Table:
         """Returns the rows of an episode in order, from the file that `meta/` names or the one that contains them."""
         number, length = episode["episode_index"], episode["length"]
-        named: Path = self._source / self._info["data_path"].format(**episode)
+        named: Path = self._source / _filled(self._info["data_path"], episode)
         for file in (named, None):
             # all files must be read to find an episode, so only if necessary
             self.file = file or self._files.get(number, named)
             if file and not file.exists():
                 continue
-            table = read_table(self.file, filters=[("episode_index", "=", number)])
+            table = read_table(self.file, filters=[("episode_index", "=", number)], root=self._source)
             if table.num_rows == length:
                 return _in_order(table)
         raise ValueError(f"{table.num_rows} of {length} steps of episode {number}")
@@ -209,7 +248,7 @@ class _LeRobotDataset:
         found: dict[int, Path] = {}
         for file in sorted((self._source / "data").glob("*/*.parquet")):
             try:
-                column = read_table(file, "episode_index".__eq__)["episode_index"]
+                column = read_table(file, "episode_index".__eq__, root=self._source)["episode_index"]
             except DAMAGES:
                 continue
             found |= {int(number): file for number in column.unique().to_pylist()}
@@ -228,15 +267,68 @@ class _LeRobotDataset:
         """Returns the instructions by `task_index`, whatever the order of rows; empty if there is no such file."""
         self.file = self._source / "meta" / "tasks.parquet"
         if self.file.exists():
-            rows = read_table(self.file).to_pylist()
+            rows = read_table(self.file, root=self._source).to_pylist()
             # pandas stores the index, which holds the instructions, under a name of its own
             return {
                 row["task_index"]: str(next(value for name, value in row.items() if name != "task_index"))
                 for row in rows
             }
         self.file = self._source / "meta" / "tasks.jsonl"
-        rows = json_objects(self.file) if self.file.exists() else ()
+        rows = json_objects(self.file, self._source) if self.file.exists() else ()
         return {row["task_index"]: str(row["task"]) for row in rows}
+
+
+def _filled(template: str, values: Mapping[str, Any], camera: str = "") -> str:
+    """Returns the file's name of an episode, relative to the data set's folder.
+
+    The values are anybody's: only whole numbers are filled in, and the camera's name. Where the file's name then leads
+    is checked by `open_inside`, with which it is opened.
+
+    Args:
+        template: `data_path` or `video_path` of `meta/info.json`, as `_check_template` wants it.
+        values: entry of the episode.
+        camera: name of the camera; empty for numbers.
+
+    Raises:
+        ValueError: a number is none.
+    """
+
+    def fill(field: re.Match[str]) -> str:
+        if field[1] == _CAMERA:
+            return camera
+        if type(number := values[field[1]]) is not int or not 0 <= number < 10**_MAX_DIGITS:
+            raise ValueError(f"{field[1]} of an episode is a number from 0 on, got {str(number)[:40]!r}")
+        return f"{number:0{field[2] or 0}d}"
+
+    return _FIELD.sub(fill, template)
+
+
+def _check_template(template: Any) -> None:
+    """Raises ValueError unless a path of `meta/info.json` lies in the folder and has only fields that are filled in."""
+    if not isinstance(template, str) or Path(template).is_absolute() or ".." in Path(template).parts:
+        raise ValueError(f"{str(template)[:200]} lies elsewhere")
+    fields = list(_FIELD.finditer(template))
+    if any(mark in _FIELD.sub("", template) for mark in "{}") or not all(
+        field[1] == _CAMERA and field[2] is None or field[1] in _NUMBERED and int(field[2] or 0) <= _MAX_DIGITS
+        for field in fields
+    ):
+        raise ValueError(
+            f"{template[:200]} has fields other than {', '.join(_NUMBERED)} (as {{episode_index:06d}}) and {_CAMERA}"
+        )
+
+
+def _digest(looks: list[Any]) -> str:
+    """Returns the SHA-256 of an episode's images, for data without numbers, which would otherwise identify it."""
+    from rlvlm.demonstrations.films import film_digest  # PyAV is slow to import, and few have films
+
+    digest = hashlib.sha256()
+    for camera in looks:
+        if isinstance(camera, _Film):
+            digest.update(f"{film_digest(camera.root, camera.file)} {camera.begin_s} {camera.first}".encode())
+        else:
+            for image in camera:
+                digest.update(hashlib.sha256(image.as_py()["bytes"]).digest())
+    return digest.hexdigest()
 
 
 def _column(table: pa.Table, name: str, dtype: Any) -> NDArray[Any] | None:
@@ -267,48 +359,6 @@ def _in_order(table: pa.Table) -> pa.Table:
     return table if (np.diff(order) == 1).all() else table.take(order)
 
 
-def read_table(file: Path, is_wanted: Callable[[str], bool] = lambda _: True, filters: Any = None) -> pa.Table:
-    """Returns the wanted columns of a Parquet file, and the rows that pass the filters.
-
-    Raises:
-        ValueError: its header claims more data than a file of its size may hold; nothing was read.
-    """
-    with open_regular(file) as stream:
-        about = pq.read_metadata(stream)
-    num_bytes = 0
-    for group in map(about.row_group, range(about.num_row_groups)):
-        # run-length encoding makes repeated values tiny in the file, so the expanded size is counted too
-        num_values = sum(group.column(place).num_values for place in range(group.num_columns))
-        num_bytes += max(group.total_byte_size, 4 * num_values, 8 * group.num_rows)
-    check_claim(max(num_bytes, 8 * about.num_rows), file.stat().st_size)
-    columns = [name for name in pq.read_schema(file).names if is_wanted(name)]
-    # texts and images shared by rows are kept once, as in the file: Arrow would copy them for every row
-    leaves = [about.schema.column(place) for place in range(about.num_columns)]
-    shared = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    table = pq.read_table(file, columns=columns, filters=filters, read_dictionary=shared)
-    check_claim(sum(_spread_bytes(chunk) for column in table.columns for chunk in column.chunks), file.stat().st_size)
-    return table
-
-
-def _spread_bytes(array: pa.Array) -> int:
-    """Returns the maximum bytes of an array's values, each expanded."""
-    if isinstance(array, pa.DictionaryArray):
-        lengths = pc.call_function("binary_length", [array.dictionary])
-        return len(array) * (pc.call_function("max", [lengths]).as_py() or 0)
-    inner = array.flatten() if isinstance(array, pa.StructArray | pa.ListArray | pa.LargeListArray) else []
-    return sum(map(_spread_bytes, inner)) if isinstance(inner, list) else _spread_bytes(inner)
-
-
-def json_objects(file: Path) -> Iterator[Any]:
-    """Yields consecutive JSON objects, wherever the line breaks are."""
-    text = read_bytes(file, _MAX_META_BYTES).decode()
-    decoder, at = json.JSONDecoder(), 0
-    while text[at:].strip():
-        at += len(text[at:]) - len(text[at:].lstrip())
-        found, at = decoder.raw_decode(text, at)
-        yield found
-
-
 def _numbers(column: Any) -> NDArray[np.float32]:
     """Returns [T, N] for a column of lists, [T] for a column of numbers."""
     return np.array(column.to_pylist(), np.float32)
@@ -332,8 +382,8 @@ def _filmed(film: _Film, steps: NDArray[np.intp]) -> Frames:
     """
     from rlvlm.demonstrations.films import film_frames, film_times  # PyAV is slow to import, and few have films
 
-    stamps, tick_s = film_times(film.file)
-    return film_frames(film.file, stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]])
+    stamps, tick_s = film_times(film.root, film.file)
+    return film_frames(film.root, film.file, stamps[_frame_numbers(film, (stamps * tick_s).astype(np.float64))[steps]])
 
 
 def _frame_numbers(film: _Film, frame_s: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -6,8 +6,9 @@ observations after each action; OpenVLA's before. The file is named after the ta
 put into `data`'s attributes differs for a third of the tasks, and is used only if the file has another name.
 """
 
-import json
+import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.core.foreign import check_claim
+from rlvlm.core.foreign import check_claim, files_ending, open_inside, parse_json
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
+ENDINGS = (".hdf5", ".h5")
 CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
 
 
@@ -32,38 +34,54 @@ def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | C
         MachineError: h5py is not installed.
     """
     try:
-        import h5py
+        import h5py  # noqa: F401 - asked for here, before any file is opened
     except ImportError as error:
         raise MachineError(
             "HDF5 files are read with h5py, which is not installed", "pip install '.[libero]'"
         ) from error
-    files = sorted(source.glob("*.hdf5")) if source.is_dir() else [source]
+    root = source if source.is_dir() else source.parent
+    files = files_ending(source, *ENDINGS) if source.is_dir() else [source]
     if not files:
         raise UsageError(f"{source} has no .hdf5 file", "name a file of LIBERO's, or the folder of a suite")
     for path in files:
         try:
-            with h5py.File(path, "r") as file:
+            with _opened(root, path) as (file, file_bytes):
                 data = _held(file, "data")
                 is_own = "problem_info" in data.attrs  # written by LIBERO's script but not by OpenVLA's
                 for name in sorted(data, key=lambda name: (len(name), name)):  # demo_2 before demo_10
                     demo = _held(data, name)
                     arrays = [_held(group, inner) for group in (demo, _held(demo, "obs")) for inner in group]
-                    check_claim(sum(array.nbytes for array in arrays if hasattr(array, "nbytes")), path.stat().st_size)
-                    yield _trajectory(path, name, demo, _instruction(path, data), is_own, config)
-        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+                    check_claim(sum(array.nbytes for array in arrays if hasattr(array, "nbytes")), file_bytes)
+                    yield _trajectory(root, path, name, demo, _instruction(path, data), is_own, config)
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             yield CorruptEpisode(file=path, reason=f"torn, or no file of LIBERO's: {error}")
+
+
+@contextmanager
+def _opened(root: Path, path: Path) -> Iterator[tuple[Any, int]]:
+    """Yields the HDF5 file `path` in the folder `root`, and its size in bytes."""
+    import h5py
+
+    with open_inside(root, path) as stream:
+        file_bytes = stream.seek(0, 2)
+        with h5py.File(stream, "r") as file:
+            yield file, file_bytes
 
 
 def _held(group: Any, name: str) -> Any:
     """Returns a member of a group.
 
     Raises:
-        ValueError: it is a link into another file, which the user did not name.
+        ValueError: it is missing, or a link, which may lead into another file through others; or its data lie in one.
     """
     import h5py
 
-    is_elsewhere = isinstance(group.get(name, getlink=True), h5py.ExternalLink)
-    if is_elsewhere or (isinstance(found := group[name], h5py.Dataset) and (found.external or found.is_virtual)):
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(
+            f"{name} {'is a link, and may lie' if name in group else 'is missing, or lies'} in another file"
+        )
+    found = group[name]
+    if isinstance(found, h5py.Dataset) and (found.external or found.is_virtual):
         raise ValueError(f"{name} lies in another file")
     return found
 
@@ -73,22 +91,31 @@ def _instruction(path: Path, data: Any) -> str:
     stem = path.stem.removesuffix("_demo")
     if "problem_info" not in data.attrs or any(stem in names for names in SUITES.values()):
         return instruction_of(stem)
-    sentence = json.loads(data.attrs["problem_info"])["language_instruction"]
+    sentence = parse_json(data.attrs["problem_info"])["language_instruction"]
     return file_sentence(("".join(sentence) if isinstance(sentence, list) else str(sentence)).strip().lower())
 
 
-def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool, config: CutConfig) -> RobotTrajectory:
+def _trajectory(
+    root: Path, path: Path, name: str, demo: Any, instruction: str, is_own: bool, config: CutConfig
+) -> RobotTrajectory:
     obs = demo["obs"]
-    pose = ("ee_states",) if "ee_states" in obs else ("ee_pos", "ee_ori")
-    proprio = np.concatenate([obs[part][()] for part in (*pose, "gripper_states")], axis=1)
-    actions = demo["actions"][()]
     if missing := [camera for camera in config.cameras if camera not in obs]:
         there = ", ".join(camera for camera in obs if camera.endswith("_rgb")) or "none"
         raise UsageError(f"{path} has no camera {missing[0]}; it has {there}", "name one of these")
     cameras = [obs[camera] for camera in config.cameras or CAMERAS]
+    none = np.zeros((len(cameras[0]), 0), np.float32)  # a judge needs images alone
+    pose = ("ee_states",) if "ee_states" in obs else ("ee_pos", "ee_ori")
+    parts = (*pose, "gripper_states")
+    has_states, has_actions = any(part in obs for part in parts), "actions" in demo
+    proprio = np.concatenate([obs[part][()] for part in parts], axis=1) if has_states else none
+    actions = demo["actions"][()] if has_actions else none
     counts = [len(actions), len(proprio), *map(len, cameras)]  # a truncated file may lack some rows of one kind
     if len(set(counts)) > 1:
         raise ValueError(f"{name} has {' and '.join(map(str, counts))} actions, states and images of each camera")
+    digest = hashlib.sha256()
+    if not has_states and not has_actions:  # they would identify the episode
+        for camera in cameras:
+            digest.update(camera[()].tobytes())
     return RobotTrajectory.recorded(
         actions,
         proprio,
@@ -96,16 +123,15 @@ def _trajectory(path: Path, name: str, demo: Any, instruction: str, is_own: bool
         name=name,
         file=path,
         instruction=instruction,
-        look=partial(_look, path, name, config.cameras or CAMERAS),
+        look=partial(_look, root, path, name, config.cameras or CAMERAS),
         success=bool(np.max(demo["rewards"][()]) > 0) if "rewards" in demo else None,
         rewards=np.asarray(demo["rewards"][()], np.float32) if "rewards" in demo else None,
+        digest="" if has_states or has_actions else digest.hexdigest(),
     )
 
 
-def _look(path: Path, name: str, cameras: Sequence[str], steps: NDArray[np.intp]) -> Frames:
+def _look(root: Path, path: Path, name: str, cameras: Sequence[str], steps: NDArray[np.intp]) -> Frames:
     """Returns [n, cameras, H, W, 3], the images of the ascending `steps` only: an episode has hundreds."""
-    import h5py
-
-    with h5py.File(path, "r") as file:
+    with _opened(root, path) as (file, _):
         obs = _held(_held(_held(file, "data"), name), "obs")
         return np.stack([_held(obs, camera)[steps] for camera in cameras], axis=1)

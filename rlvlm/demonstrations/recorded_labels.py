@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import open_regular
 from rlvlm.core.steps import FloatArray
-from rlvlm.demonstrations.lerobot import DAMAGES, read_table
+from rlvlm.demonstrations.tables import DAMAGES, read_table
 from rlvlm.labels.export import write_parquet
 
 _WHAT, _SCHEMA = "rlvlm labels of recorded data", 1

@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, read_bytes
+from rlvlm.core.foreign import MAX_JSON_BYTES, files_ending, read_text
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
-from rlvlm.demonstrations.lerobot import DAMAGES, json_objects, lerobot_cameras, read_lerobot, read_table
-from rlvlm.demonstrations.libero_hdf5 import CAMERAS, read_libero
+from rlvlm.demonstrations.lerobot import default_camera, read_lerobot
+from rlvlm.demonstrations.libero_hdf5 import CAMERAS, ENDINGS, read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
 Form = Literal["lerobot", "libero", "folder", "videos"]
@@ -44,7 +45,7 @@ _COLUMNS = {"file_name": "file_name", "video": "file_name", "frames": "file_name
 }
 """Columns to read from a table, and their meaning here; of those with the same meaning the first counts."""
 _NAMELESS = "it names no video: its column is file_name, video or frames"
-TABLES = (".csv", ".parquet")
+TABLES, FILM = (".csv", ".parquet"), ".mp4"
 MAX_ROWS = 100_000
 _MAX_GOAL_BYTES = 64 * 2**10
 
@@ -70,7 +71,7 @@ class Recordings:
         """
         # `late` matters for learning from actions: here every image counts, above all the last one
         if self.form == "lerobot":
-            camera = self.camera or lerobot_cameras(self.path)[0]  # otherwise all would be decoded
+            camera = self.camera or default_camera(self.path)  # otherwise all would be decoded
             found = read_lerobot(self.path, CutConfig(cameras=(camera,), late=False))
         elif self.form == "libero":
             found = map(_turned, read_libero(self.path, CutConfig(cameras=(self.camera or CAMERAS[0],), late=False)))
@@ -134,9 +135,10 @@ def find_form(path: Path) -> Form:
         return "lerobot"
     if (path / "demonstrations.json").is_file():
         return "folder"
-    if path.suffix in (".hdf5", ".h5") or any(path.glob("*.hdf5")):
+    ending = path.suffix.lower()  # cameras and Windows write them in capitals
+    if ending in ENDINGS or files_ending(path, *ENDINGS):
         return "libero"
-    if path.suffix in (".mp4", *TABLES) and path.is_file() or any(path.glob("*.mp4")):
+    if ending in (FILM, *TABLES) and path.is_file() or files_ending(path, FILM):
         return "videos"
     raise UsageError(
         f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
@@ -186,11 +188,11 @@ def _draw_snapshots(draw: Draw, snapshots: FloatArray, camera: str, steps: NDArr
 
 def _read_videos(path: Path) -> Iterator[RobotTrajectory | CorruptEpisode]:
     root = path if path.is_dir() else path.parent
-    if path.suffix in TABLES and not path.is_dir():
-        rows = _read_rows(path)  # a video may be in several rows, with several goals
+    if path.suffix.lower() in TABLES and not path.is_dir():
+        rows = _read_rows(root, path)  # a video may be in several rows, with several goals
     else:
         about = {str(row["file_name"]): (where, row) for where, row in _read_metadata(root)}
-        files = sorted(root.glob("*.mp4")) if path.is_dir() else [path]
+        files = files_ending(root, FILM) if path.is_dir() else [path]
         names = dict.fromkeys([*(file.name for file in files), *(about if path.is_dir() else ())])
         rows = [about.get(name, (name, {"file_name": name})) for name in names]
     for where, row in rows:
@@ -209,29 +211,24 @@ def _video(root: Path, row: Mapping[str, Any]) -> RobotTrajectory:
     if not isinstance(row.get("file_name"), str) or not row["file_name"]:
         raise ValueError(_NAMELESS)
     file = root / row["file_name"]
-    if not file.resolve().is_relative_to(root.resolve()):
-        raise ValueError("it lies outside of the folder")
-    from rlvlm.demonstrations.films import film_times  # PyAV is slow to import, and few have films
+    from rlvlm.demonstrations.films import film_digest, film_times  # PyAV is slow to import, and few have films
 
-    times, _ = film_times(file)
-    goal, sentence = str(row.get("goal") or "").strip(), file.with_suffix(".txt")
-    if not goal and sentence.exists():
-        goal = read_bytes(sentence, _MAX_GOAL_BYTES).decode().strip()
+    times, _ = film_times(root, file)
+    goal = str(row.get("goal") or "").strip()
+    beside = (file.with_suffix(ending) for ending in (".txt", ".TXT"))
+    if not goal and (sentence := next((each for each in beside if each.exists()), None)):
+        goal = read_text(sentence, _MAX_GOAL_BYTES, root).strip()
     success, quality = _labels(row)
-    digest = hashlib.sha256()
-    with open_regular(file) as stream:
-        for block in iter(partial(stream.read, 2**20), b""):
-            digest.update(block)
     return RobotTrajectory(
         name=row["file_name"],
         file=file,
         instruction=goal,
         actions=np.zeros((len(times), 0), np.float32),
         proprio=np.zeros((len(times), 0), np.float32),
-        look=partial(_look_at_video, file),
+        look=partial(_look_at_video, root, file),
         success=success,
         quality=quality,
-        digest=digest.hexdigest(),
+        digest=film_digest(root, file),
     )
 
 
@@ -265,10 +262,10 @@ def _labels(row: Mapping[str, Any]) -> tuple[bool | None, float | None]:
     return (quality == 1.0 if success is None and quality is not None else success), quality
 
 
-def _look_at_video(file: Path, steps: NDArray[np.intp]) -> Frames:
+def _look_at_video(root: Path, file: Path, steps: NDArray[np.intp]) -> Frames:
     from rlvlm.demonstrations.films import film_frames, film_times  # PyAV is slow to import, and few have films
 
-    return film_frames(file, film_times(file)[0][steps])[:, None]
+    return film_frames(root, file, film_times(root, file)[0][steps])[:, None]
 
 
 def _read_metadata(root: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -280,7 +277,7 @@ def _read_metadata(root: Path) -> list[tuple[str, dict[str, Any]]]:
     file = next((root / name for name in ("metadata.csv", "metadata.jsonl") if (root / name).exists()), None)
     if file is None:
         return []
-    rows = _read_rows(file)
+    rows = _read_rows(root, file)
     if len({row["file_name"] for _, row in rows}) < len(rows):
         raise UsageError(f"{file} cannot be read: two rows have one file_name", _FIX)
     return rows
@@ -289,20 +286,20 @@ def _read_metadata(root: Path) -> list[tuple[str, dict[str, Any]]]:
 _FIX = "its columns are file_name, goal and success; or video, task and reward; or frames, task and quality_label"
 
 
-def _read_rows(file: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read_rows(root: Path, file: Path) -> list[tuple[str, dict[str, Any]]]:
     """Returns the rows of a table, under the names that `_COLUMNS` gives, each with its position.
 
     Raises:
         UsageError: it cannot be read, has no column of videos, or too many rows.
     """
     try:
-        if file.suffix == ".csv":
-            text = read_bytes(file, MAX_JSON_BYTES).decode("utf-8-sig")
-            reader = csv.DictReader(io.StringIO(text, newline=""))
+        if file.suffix.lower() == ".csv":
+            reader = csv.DictReader(io.StringIO(read_text(file, MAX_JSON_BYTES, root), newline=""))
             rows: list[tuple[str, Any]] = [(f"{file.name}, line {reader.line_num}", row) for row in reader]
         else:
+            is_table = file.suffix.lower() == ".parquet"
             found = (
-                read_table(file, _COLUMNS.__contains__).to_pylist() if file.suffix == ".parquet" else json_objects(file)
+                read_table(file, _COLUMNS.__contains__, root=root).to_pylist() if is_table else json_objects(file, root)
             )
             rows = [(f"{file.name}, row {number}", row) for number, row in enumerate(found, start=1)]
         if len(rows) > MAX_ROWS:

@@ -4,6 +4,7 @@ A `.tfrecord` file is a sequence of records: length (8 bytes), its checksum (4),
 is one episode as a `tf.train.Example`: features by name; those of its steps are concatenated.
 """
 
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import open_inside
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 from rlvlm.labels.images import MAX_PIXELS
@@ -31,18 +33,19 @@ def read_rlds(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | Cor
     """
     from google.protobuf.message import DecodeError  # of the train extra, as is TensorBoard, which checks the records
 
+    root = source if source.is_dir() else source.parent
     files = sorted(source.rglob("*.tfrecord*")) if source.is_dir() else [source]
     if not files:
         raise UsageError(f"{source} has no .tfrecord file", "name a version's folder, e.g. libero_10_no_noops/1.0.0")
     for path in files:
         try:
-            for number, record in enumerate(_records(path)):
+            for number, record in enumerate(_records(root, path)):
                 yield _trajectory(path, number, record, config)
         except (OSError, KeyError, ValueError, IndexError, DecodeError) as error:
             yield CorruptEpisode(file=path, reason=f"torn, or without episodes of a robot: {error}")
 
 
-def _records(path: Path) -> Iterator[bytes]:
+def _records(root: Path, path: Path) -> Iterator[bytes]:
     """Yields the records of a file.
 
     Raises:
@@ -50,8 +53,8 @@ def _records(path: Path) -> Iterator[bytes]:
     """
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c  # takes 0.2 s
 
-    left = path.stat().st_size
-    with open(path, "rb") as file:
+    with open_inside(root, path) as file:
+        left = os.fstat(file.fileno()).st_size
         while left:
             head = file.read(12)
             length, checksum = struct.unpack("<QI", head) if len(head) == 12 else (left, 0)
@@ -104,7 +107,8 @@ def _cameras(features: Mapping[str, Any]) -> list[str]:
         for name in features
         if name.startswith(_OBSERVED)
         and features[name].bytes_list.value
-        and features[name].bytes_list.value[0].startswith((b"\xff\xd8", b"\x89PNG"))  # first bytes of JPEG and PNG
+        and (first := features[name].bytes_list.value[0]).startswith((b"\xff\xd8", b"\x89PNG"))  # JPEG and PNG
+        and not _is_depth(first)
     ]
     return sorted(names, key=lambda name: ("wrist" in name or "hand" in name, name))
 
@@ -118,8 +122,16 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
 
     Raises:
         OSError: it is neither, or too large.
+        ValueError: it is a depth map.
     """
+    if _is_depth(data):  # millimetres, nearly black as an image
+        raise ValueError("its images are grey of 16 bits, as depth maps are: name a camera in colour")
     return read_rgb(BytesIO(data), ("PNG", "JPEG"), MAX_PIXELS)
+
+
+def _is_depth(data: bytes) -> bool:
+    """Returns whether an image is a PNG with 16 bits of grey. Source: PNG specification, 11.2.1 (IHDR)."""
+    return data[:4] == b"\x89PNG" and data[24:26] == b"\x10\x00"
 
 
 @cache

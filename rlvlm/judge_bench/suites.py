@@ -137,7 +137,7 @@ def is_recording(name: str) -> bool:
 
 def is_table(name: str) -> bool:
     """Returns whether `name` is a table of videos."""
-    return Path(name).suffix in TABLES
+    return Path(name).suffix.lower() in TABLES
 
 
 def find_suite(name: str) -> Suite:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.disk import write_whole
+from rlvlm.core.foreign import read_bytes
 
 MAX_PIXELS = 4096 * 4096
 """Number of pixels above which an image is refused before it is decoded."""
@@ -68,11 +68,7 @@ class ImageStore:
             raise MissingImage(f"an image is named by 64 hexadecimal digits, got {digest[:80]!r}")
         file = self.file(digest)
         try:
-            # follows no link, and does not wait for a pipe without a writer
-            with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
-                data = stream.read(MAX_FILE_BYTES + 1)
-            if len(data) > MAX_FILE_BYTES:
-                raise ValueError(f"larger than {MAX_FILE_BYTES} bytes")
+            data = read_bytes(file, MAX_FILE_BYTES, self._folder.parent)
             image = Image.open(BytesIO(data), formats=["PNG"])
             # only the header has been read so far: a small file can claim any number of pixels
             if image.width * image.height > MAX_PIXELS or image.mode != "RGB":

@@ -9,7 +9,6 @@ An answer is on disk before the page shows the next question. It can be taken ba
 """
 
 import fcntl
-import os
 import re
 import secrets
 import time
@@ -22,6 +21,7 @@ import numpy as np
 
 from rlvlm.core.disk import NOT_OFFERED
 from rlvlm.core.errors import first_line
+from rlvlm.core.foreign import open_inside
 from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
 from rlvlm.labels.records import Answer, Question, read_as, read_question
 from rlvlm.labels.segments import CorruptLine, Place, Segments
@@ -322,8 +322,7 @@ class PeopleQueue:
         """Returns whether a run or bench waits for answers; gone: one did, and has ended."""
         files = sorted((self.folder / "askers").glob("*.lock")) if self.folder.is_dir() else []
         for path in files:
-            # follows no link and waits for no pipe: the store is untrusted
-            with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            with suppress(OSError), open_inside(self.store.folder, path) as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # the kernel released it with the process
                 except OSError:

@@ -6,10 +6,8 @@ the reference implementation.
 """
 
 import io
-import os
 import pickle
 import pickletools
-import stat
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_bytes
 
 MAX_FILE_BYTES = 2 * 2**30
 MAX_OPCODES = 100_000
@@ -158,19 +157,12 @@ class _Reader(pickle.Unpickler):
 
 
 def _read(file: Path) -> bytes:
-    """Returns the bytes of a regular file.
+    """Returns the bytes of a file, which may be one of a folder that the user named.
 
     Raises:
-        RefusedPickle: it is no regular file, too large, or cannot be read.
+        RefusedPickle: it is a link, no regular file, too large, or cannot be read.
     """
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-        with open(descriptor, "rb") as stream:
-            about = os.fstat(stream.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise RefusedPickle(f"{file} is no regular file")
-            if about.st_size > MAX_FILE_BYTES:
-                raise RefusedPickle(f"{file} has {about.st_size:,} bytes, at most {MAX_FILE_BYTES:,} are read")
-            return stream.read()
-    except OSError as error:
-        raise RefusedPickle(f"{file} cannot be opened: {error.strerror}") from error
+        return read_bytes(file, MAX_FILE_BYTES, file.parent)
+    except (OSError, ValueError) as error:
+        raise RefusedPickle(f"{file} cannot be opened: {error}") from error

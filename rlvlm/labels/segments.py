@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.disk import append_whole
+from rlvlm.core.foreign import open_inside
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +150,14 @@ def read_record(place: Place) -> dict[str, Any]:
         CorruptLine: the line has changed.
         OSError: its file is gone.
     """
-    with open(place.file, "rb") as stream:
+    with open_inside(place.file.parents[1], place.file) as stream:
         stream.seek(place.offset)
         return decode_line(stream.read(place.length))
 
 
 def _whole_lines(file: Path, start: int) -> Iterator[tuple[Place, bytes]]:
     """Yields complete lines from byte `start` on, in constant memory; a line that is far too long is cut."""
-    with open(file, "rb") as stream:
+    with open_inside(file.parents[1], file) as stream:  # in a folder of a store
         stream.seek(start)
         while line := stream.readline(MAX_LINE_BYTES + 2):
             length = len(line)

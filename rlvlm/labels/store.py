@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import open_inside
 from rlvlm.core.judging import Stamp, Status, Verdict
 from rlvlm.labels.images import ImageStore
 from rlvlm.labels.records import (
@@ -275,7 +276,7 @@ def _check_mark(folder: Path) -> bool:
 def _schema_of(file: Path) -> int | None:
     """Returns the schema in a mark; None if the mark is not ours."""
     try:
-        with open(file, "rb") as stream:
+        with open_inside(file.parent, file) as stream:
             mark = json.loads(stream.read(4_096))  # a mark is short; a foreign file of that name may be huge
         schema = mark["schema"] if mark["what"] == _WHAT else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

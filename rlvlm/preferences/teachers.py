@@ -302,7 +302,7 @@ def read_shares(path: Path, task: str = "") -> FloatArray:
     Raises:
         ValueError: the file is missing, is about several judges, or lacks a column or a bin.
     """
-    is_bench = path.suffix == ".json"  # of judge-bench; else of judge-report, which does not distinguish sides
+    is_bench = path.suffix.lower() == ".json"  # of judge-bench; else of judge-report, which does not distinguish sides
     try:
         if is_bench:
             tables = read_json(path)["teacher"]

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ _UPRIGHT = {
 }
 
 
-def read_rgb(file: Path | BytesIO, formats: Sequence[str], max_pixels: int) -> NDArray[np.uint8]:
+def read_rgb(file: Path | BinaryIO, formats: Sequence[str], max_pixels: int) -> NDArray[np.uint8]:
     """Decodes an image file to [H, W, 3].
 
     Args:

@@ -665,7 +665,7 @@ ONE = struct.pack(">I", 1)
         ("lerobot", lerobot_film, claim_frames, "bytes cannot hold the frames"),
         ("lerobot", lerobot_table, share_images, "claims to hold"),
         ("libero", hdf5_file, claim_actions, "claims to hold"),
-        ("libero", hdf5_file, lead_elsewhere, "actions lies in another file"),
+        ("libero", hdf5_file, lead_elsewhere, "actions is a link, and may lie in another file"),
     ],
 )
 def test_a_file_that_claims_more_than_it_holds_takes_no_memory(

@@ -160,7 +160,7 @@ BAD = [
     ({"video": "clips/torn.mp4"}, "missing or torn"),
     ({"video": "clips/text.mp4"}, "missing or torn"),
     ({"video": "clips/none.mp4"}, "missing or torn"),
-    ({"video": "../elsewhere.mp4"}, "outside of the folder"),
+    ({"video": "../elsewhere.mp4"}, "lies outside of"),
     ({"video": ""}, "names no video"),
     ({"reward": 6}, "its reward is 1, 2, 3, 4 or 5, got '6'"),
     ({"reward": "many"}, "could not convert"),
