@@ -41,7 +41,7 @@ MISTAKES = [
     ("run drawer_open --env.start randm", 2, "'fixed', 'near', 'random'"),
     ("run drawer_open --steps 0", 2, "steps must be >= 1"),
     ("run drawer_open --judge.backend transformers", 2, "needs judge.model"),
-    ("run drawer_open --judge.model random", 2, "is for the backends clip and blip2, got pocket"),
+    ("run drawer_open --judge.model random", 2, "is for the backends"),
     ("run drawer_open --reward.source score --feedback.segment-steps 2", 2, "feedback.segment_steps must be 1, got 2"),
     ("run drawer_open --reward.source score --reward-model.label-smoothing 0.1", 2, "label_smoothing is of pairs"),
     ("run drawer_open --reward.source score --feedback.sampling entropy", 2, "use disagreement or k_center"),

@@ -11,7 +11,7 @@ from peak_memory import peak_of
 from rlvlm.algorithms.sft_folders import read_sft_manifest
 from rlvlm.core.errors import RunError
 from rlvlm.core.foreign import MAX_JSON_BYTES
-from rlvlm.judges.build import abilities_of, build_judge
+from rlvlm.judges.build import abilities_of
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import sentences_of
 from rlvlm.policies.vla.config import OpenVLAConfig
@@ -24,10 +24,6 @@ from rlvlm.vlms.lora import check_adapter
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a judge's abilities": ("abilities.json", lambda folder: abilities_of("pocket", str(folder))),
-    "a reward model": (
-        "config.json",
-        lambda folder: build_judge(JudgeConfig(backend="robometer", model=str(folder))),
-    ),
     "a chat model": ("config.json", lambda folder: load_vlm(JudgeConfig(backend="transformers", model=str(folder)))),
     "an OpenVLA": ("config.json", _settings),
     "its statistics": (

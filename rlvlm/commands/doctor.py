@@ -16,6 +16,7 @@ from rich.text import Text
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, MachineError, RunError
+from rlvlm.core.guests import guests
 from rlvlm.core.install import TRAIN_FIX, is_kit
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
 from rlvlm.judges.config import POCKET_FIX
@@ -100,6 +101,12 @@ def software() -> Iterator[CheckResult]:
     missing = [name for name, version in versions.items() if version is None]
     found = f"missing: {', '.join(missing)}" if missing else ", ".join(f"{n} {v}" for n, v in versions.items())
     yield CheckResult(name="packages", found=found, fix="make setup" if missing else "")
+    added = {
+        name: [*guest.commands, *(f"judge.backend {backend}" for backend in guest.judges)] or [guest.about]
+        for name, guest in guests().items()
+    }
+    found = "; ".join(f"{name}: {', '.join(adds)}" for name, adds in added.items())
+    yield CheckResult(name="guests", found=found or "none")
     folder = weights_folder()
     # the folder may exist without its weights
     size = sum(file.stat().st_size for file in folder.iterdir()) if any(folder.glob("*.safetensors")) else 0

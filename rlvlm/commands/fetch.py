@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import tyro
 from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
@@ -15,7 +14,8 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, Revi
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.core.guests import guest_of
+from rlvlm.judges.config import JudgeConfig, backends
 from rlvlm.vlms.config import MODEL_FILES
 
 CHAT_BACKENDS = ("transformers", "vllm")
@@ -32,8 +32,14 @@ class FetchArguments:
     """Folder for the files; by default the hub's cache (HF_HOME), where runs find them by name."""
     revision: str = ""
     """Commit or branch of the hub; empty takes the newest."""
-    backend: Literal["transformers", "vllm", "clip", "blip2", "robometer", "rynnvalue"] = "transformers"
-    """Backend that will load them."""
+    backend: str = "transformers"
+    """Backend that will load them, one of `judge.backend` with weights of its own."""
+
+    def __post_init__(self) -> None:
+        known = [name for name, backend in backends().items() if backend.wants_weights]
+        if self.backend not in known:
+            missing = guest_of("judges", self.backend)
+            raise ValueError(f"--backend is one of {', '.join(known)}, got {self.backend!r}{missing}")
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -121,7 +127,7 @@ def _try(name: str, revision: str, backend: str) -> int:
         # on the meta device: names, shapes and the processor are checked without memory for the weights
         load_vlm(JudgeConfig(backend="transformers", model=name, revision=revision, device="meta"))
     else:
-        build_judge(JudgeConfig(backend=backend, model=name, revision=revision))  # pyright: ignore[reportArgumentType]
+        build_judge(JudgeConfig(backend=backend, model=name, revision=revision))
     return 0
 
 

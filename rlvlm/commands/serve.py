@@ -27,6 +27,7 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.core.guests import FOLDER as GUESTS
 from rlvlm.envs.registry import make_env, task_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
@@ -264,14 +265,16 @@ def find_app(name: str) -> AppFile:
 
 
 def app_files() -> dict[str, Path]:
-    """Returns app files by name: those of `serve_apps` here, else in the checkout, else in the installed package.
+    """Returns app files by name: those of `serve_apps` here, else in the checkout, else in the installed package; and
+    those of the guests.
 
     Raises:
         UsageError: there is no such folder.
     """
     for folder in (Path.cwd() / FOLDER, shipped(FOLDER)):
         if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+            files = [*folder.glob("*.yaml"), *GUESTS.glob(f"*/{FOLDER}/*.yaml")]
+            return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
     raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")
 
 

@@ -42,6 +42,32 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeBackend:
+    """A kind of judge, chosen by `judge.backend`, and what has to be known of it before it is loaded."""
+
+    build: str
+    """`module:FUNCTION`, called with the `judges.config.JudgeConfig`; returns the `Judge`, loaded and ready."""
+    wants_weights: bool = False
+    """Whether `judge.model` is a folder of weights or a hub name."""
+    has_random_weights: bool = False
+    """Whether `judge.model random` makes one that knows nothing, a control."""
+    is_remote: bool = False
+    """Whether it answers over an API: it needs no local memory, and each question may cost money."""
+    is_human: bool = False
+    """Whether people answer, which takes minutes or days and needs no model."""
+    batches_itself: bool = False
+    """Whether its engine takes questions as they come; others answer one batch at a time."""
+    reads_states: bool = False
+    """Whether it compares images with a sentence about a state and takes no instruction."""
+    sees_goal_images: bool = True
+    """Whether it accepts an image of the goal."""
+    needs_train: bool = False
+    """Whether it needs the train extra; without it the judge is not imported."""
+    sentences: Mapping[str, str] = field(default_factory=dict)
+    """Sentences that it is asked with, by name, which a file `judge.wording` may replace; `{goal}` is the goal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
     """What a guest adds, by name. Nothing of it replaces what another part of rlvlm has under the same name."""
 
@@ -51,6 +77,8 @@ class Guest:
     """Its page under `docs/`, or an address."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Commands, e.g. `distill`, and forms of other commands, e.g. `labels import`."""
+    judges: Mapping[str, JudgeBackend] = field(default_factory=dict)
+    """Values of `judge.backend`."""
     tasks: str = ""
     """`module:FUNCTION` that returns its `envs.registry.Task`s."""
 
@@ -113,7 +141,7 @@ def load(reference: str) -> Any:
     """Returns the object that a guest's `module:NAME` names, imported.
 
     Raises:
-        UsageError: it cannot be imported; says which reference and why.
+        UsageError: it is in somebody else's package, which cannot be imported; says what it raised.
         MachineError: it needs the train extra, which is not installed.
     """
     try:
@@ -121,6 +149,8 @@ def load(reference: str) -> Any:
     except Exception as error:  # somebody else's file may fail in any way
         if isinstance(error, ImportError) and (lacks := missing_train(error)):
             raise lacks from error
+        if reference.startswith("rlvlm."):  # an error of ours keeps its class
+            raise
         raise UsageError(
             f"{reference} cannot be imported: {type(error).__name__}: {first_line(error)}",
             "reinstall or mend the guest that names it",

@@ -2,18 +2,17 @@
 
 import socket
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.core.foreign import read_json
+from rlvlm.core.guests import load
 from rlvlm.core.install import check_train
-from rlvlm.core.references import is_reference
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
-from rlvlm.judges.config import POCKET_FIX, SHOW_NO_GOAL, Abilities, JudgeConfig
+from rlvlm.judges.config import POCKET_FIX, SHOW_NO_GOAL, Abilities, JudgeConfig, backends
 from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import MAX_IMAGES
@@ -39,35 +38,9 @@ def build_judge(config: JudgeConfig) -> Judge:
         MachineError: the backend needs the train extra, which is not installed.
     """
     check_installed(config)
-    judge: Judge
     # torch, transformers and the providers' clients load only when a judge that needs them is wanted
     try:
-        match config.backend:
-            case "pocket":
-                judge = _pocket_judge(config)
-            case "transformers":
-                judge = _chat_judge(config)
-            case "vllm":
-                from rlvlm.vlms.engines.vllm import VllmEngine
-
-                engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
-                judge = ChatJudge(config, AsyncAsker(engine, config))
-            case "openai" | "gemini" as provider:
-                from rlvlm.vlms.engines.remote import RemoteEngine
-
-                engine = RemoteEngine(config.model, config.api, provider, config.seed)
-                judge = ChatJudge(config, AsyncAsker(engine, config))
-            case "clip" | "blip2" | "robometer" | "rynnvalue" as name:
-                from rlvlm.judges.numeric import NumericJudge
-
-                folder = "similarity" if config.reads_states else "reward_heads"
-                judge = NumericJudge(config, import_module(f"rlvlm.judges.{folder}.{name}").load(config))
-            case "cached" | "human":
-                judge = _store_judge(config)
-            case _:  # `module:NAME`, already checked by the config
-                from rlvlm.judges import own
-
-                judge = own.build(config)
+        judge: Judge = load(config.declared.build)(config)
     except ModelUnavailable as error:  # the loaders know models; callers that wait for a judge catch its error
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
@@ -80,7 +53,8 @@ def abilities_of(backend: str, model: str) -> Abilities:
         JudgeUnavailable: the abilities file cannot be read.
     """
     if backend != "pocket":
-        return Abilities(goal_pictures=backend not in ("blip2", "robometer", "rynnvalue"))
+        known = backends().get(backend)
+        return Abilities(goal_pictures=known is None or known.sees_goal_images)
     # from the abilities file in its folder, else those of the pocket judge
     file = (shipped_folder(model) or (Path(model) if model else weights_folder())) / ABILITIES_FILE
     if not file.exists():
@@ -118,7 +92,7 @@ def check_installed(config: JudgeConfig) -> None:
     Raises:
         MachineError: they are not.
     """
-    if not (config.is_remote or config.backend in ("cached", "human") or is_reference(config.backend)):
+    if config.declared.needs_train:
         check_train(f"judge.backend {config.backend}")
 
 
@@ -144,7 +118,14 @@ def check_reachable(config: JudgeConfig) -> None:
         ) from error
 
 
-def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | None = None) -> ChatJudge:
+def chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | None = None) -> ChatJudge:
+    """Returns a chat model in transformers that judges.
+
+    Args:
+        config: settings of the judge.
+        model: folder of the weights; empty for `config.model`.
+        abilities: forms of question that it was trained on; None for those of a general chat model.
+    """
     from rlvlm.vlms.engines.transformers import TransformersEngine
     from rlvlm.vlms.loading import load_vlm
 
@@ -152,7 +133,22 @@ def _chat_judge(config: JudgeConfig, model: str = "", abilities: Abilities | Non
     return ChatJudge(config, BatchAsker(TransformersEngine(vlm, config), config), abilities)
 
 
-def _store_judge(config: JudgeConfig) -> Judge:
+def vllm_judge(config: JudgeConfig) -> ChatJudge:
+    """Returns a chat model in vLLM that judges."""
+    from rlvlm.vlms.engines.vllm import VllmEngine
+
+    engine = VllmEngine(config, config.engine, max_requests=config.batch_size, max_images=MAX_IMAGES)
+    return ChatJudge(config, AsyncAsker(engine, config))
+
+
+def remote_judge(config: JudgeConfig) -> ChatJudge:
+    """Returns a chat model behind the HTTP API of the provider that the backend names."""
+    from rlvlm.vlms.engines.remote import RemoteEngine
+
+    return ChatJudge(config, AsyncAsker(RemoteEngine(config.model, config.api, config.backend, config.seed), config))
+
+
+def store_judge(config: JudgeConfig) -> Judge:
     """Returns a judge that answers from a label store: from the stored answers, or from those that people give."""
     if config.is_human and not config.store:
         raise JudgeUnavailable(
@@ -168,7 +164,7 @@ def _store_judge(config: JudgeConfig) -> Judge:
         raise JudgeUnavailable(str(error), error.fix) from error
 
 
-def _pocket_judge(config: JudgeConfig) -> ChatJudge:
+def pocket_judge(config: JudgeConfig) -> ChatJudge:
     """Returns a small Qwen3-VL that ships with rlvlm, or one from a folder of the same form."""
     # a shipped name first, then a folder of the user's, then the default weights
     folder = shipped_folder(config.model) or (Path(config.model) if config.model else weights_folder())
@@ -184,4 +180,4 @@ def _pocket_judge(config: JudgeConfig) -> ChatJudge:
         )
     abilities = abilities_of(config.backend, config.model)
     abilities.check(config)
-    return _chat_judge(config, str(folder), abilities)
+    return chat_judge(config, str(folder), abilities)

@@ -1,22 +1,44 @@
 """Configuration of a judge; imports nothing heavy so that the command line starts at once."""
 
 import difflib
+import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from rlvlm.core.checks import check_least, check_shares
 from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.guests import JudgeBackend, guest_of, with_guests
 from rlvlm.core.leads import CodeRef, FilePath, ModelName
 from rlvlm.core.references import is_reference
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal[
-    "pocket", "transformers", "vllm", "openai", "gemini", "clip", "blip2", "robometer", "rynnvalue", "cached", "human"
-]
+BACKENDS: Mapping[str, JudgeBackend] = {
+    "pocket": JudgeBackend(build="rlvlm.judges.build:pocket_judge", needs_train=True),
+    "transformers": JudgeBackend(build="rlvlm.judges.build:chat_judge", wants_weights=True, needs_train=True),
+    "vllm": JudgeBackend(
+        build="rlvlm.judges.build:vllm_judge", wants_weights=True, batches_itself=True, needs_train=True
+    ),
+    "openai": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True),
+    "gemini": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True),
+    "cached": JudgeBackend(build="rlvlm.judges.build:store_judge"),
+    "human": JudgeBackend(build="rlvlm.judges.build:store_judge", is_human=True),
+}
+"""Backends of the core; `backends` has the guests' too."""
+_OWN = JudgeBackend(build="rlvlm.judges.own:build")
+"""A user's own judge, `module:NAME`."""
+
+
+@functools.cache
+def backends() -> Mapping[str, JudgeBackend]:
+    """Returns the backends by name, those of guests included."""
+    return with_guests("judges", BACKENDS)
+
+
 Mode = Literal["two_stage", "single_stage", "direct"]
 """Forms of a comparison."""
 ScoreMode = Literal["progress", "rating", "success", "video", "utility", "statement", "rubric", "delta"]
@@ -25,14 +47,10 @@ RANDOM = "random"
 """Model name that stands for untrained weights."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """Range of a temperature other than 0; below it the scaled log-probabilities overflow a model's number range."""
-_BY_SIMILARITY = ("clip", "blip2")
-_WITH_HEADS = ("robometer", "rynnvalue")
-_WITH_WEIGHTS = ("transformers", "vllm", *_BY_SIMILARITY, *_WITH_HEADS)
 _WORDED = ("statement", "rubric", "delta", "video")
 """Forms of score whose sentences may be replaced by a published model's own."""
 SHOW_NO_GOAL = ("statement", "rubric", "delta")
 """Forms of score, from published models, that have no place for an image of the goal."""
-_REMOTE = ("openai", "gemini")
 _IMPLIED: set[str] = set()
 """Hub names for which the implied backend was already logged."""
 POCKET_FIX = "reinstall rlvlm, or make them anew as rlvlm/pocket/judge/CARD.md says"
@@ -55,7 +73,7 @@ def check_temperature(temperature: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarityConfig:
-    """Conversion of the similarity of image and goal into a score: backends clip and blip2."""
+    """Conversion of the similarity of image and goal into a score: backends that compare them."""
 
     baseline: str = ""
     """Text for the scene without the goal, e.g. `a drawer`. With it only change along the line from this text to the
@@ -108,14 +126,13 @@ class JudgeConfig(VLMConfig):
 
     backend: CodeRef = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in its
-    own environment; openai, gemini: over HTTP; clip, blip2: similarity of image and goal; robometer, rynnvalue:
-    reward models with heads of their own; cached: answers from disk; human: people, on the page of `rlvlm labels
-    ask`; my_file:FUNCTION: your own judge. If only judge.model is given, as a hub name or the folder of a large
-    model, it is transformers."""
+    own environment; openai, gemini: over HTTP; cached: answers from disk; human: people, on the page of `rlvlm labels
+    ask`; a name that a guest adds, which `rlvlm doctor` lists; my_file:FUNCTION: your own judge. If only judge.model is
+    given, as a hub name or the folder of a large model, it is transformers."""
     model: ModelName = ""
     """Hub name or local folder of the weights, or the API's name of the model. For the pocket backend: empty for the
     judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one trained on
-    27 tasks of LIBERO, or a folder of the same form. `random` gives clip and blip2 random weights, as an uninformed
+    27 tasks of LIBERO, or a folder of the same form. `random` gives some backends random weights, as an uninformed
     control."""
     prompt: Mode = "direct"
     """two_stage: describe, then label (as in the paper); single_stage: both in one answer; direct: the label's
@@ -156,20 +173,21 @@ class JudgeConfig(VLMConfig):
         # the default backend with another model: the pocket judge's abilities would refuse what that model can do
         if self.backend == "pocket" and _is_general(self.model):
             object.__setattr__(self, "backend", "transformers")
-        if self.backend not in get_args(Backend) and not self.is_own:
+        if self.backend not in backends() and not self.is_own:
             raise ValueError(
-                f"judge.backend is one of {', '.join(get_args(Backend))}, or my_file:FUNCTION, got {self.backend!r}; "
-                f"{_meant_backend(self.backend)}"
+                f"judge.backend is one of {', '.join(backends())}, or my_file:FUNCTION, got {self.backend!r}"
+                f"{guest_of('judges', self.backend) or f'; {_meant_backend(self.backend)}'}"
             )
         if (self.wants_weights or self.is_remote) and not self.model:
             raise ValueError(
                 f"judge.backend {self.backend} needs judge.model: a hub name, a folder with the weights, "
                 "or what the API calls the model"
             )
-        if self.is_random and not self.reads_states:
+        if self.is_random and not self.declared.has_random_weights:
+            random = [name for name, backend in backends().items() if backend.has_random_weights]
             raise ValueError(
-                f"judge.model {RANDOM} is for the backends {' and '.join(_BY_SIMILARITY)}, got "
-                f"{self.backend}; name a model"
+                f"judge.model {RANDOM} is for the backends {' and '.join(random) or 'of guests'}, got {self.backend}; "
+                "name a model"
             )
         if self.backend == "cached" and not self.cached.store:
             raise ValueError("judge.backend cached needs judge.cached.store: the folder of a label store")
@@ -179,14 +197,19 @@ class JudgeConfig(VLMConfig):
                 "judge.both_orders has no effect on people, whose page draws the sides at random; leave it out, or ask "
                 "several with judge.human.agreement"
             )
-        if self.wording and self.backend not in _WITH_HEADS and self.score not in _WORDED:
+        if self.wording and not self.declared.sentences and self.score not in _WORDED:
+            worded = [f"the backend {name}" for name, backend in backends().items() if backend.sentences]
             raise ValueError(
-                f"judge.wording has no effect on judge.score {self.score}, only on {', '.join(_WORDED)} and the "
-                f"backends {', '.join(_WITH_HEADS)}"
+                f"judge.wording has no effect on judge.score {self.score}, only on {', '.join([*_WORDED, *worded])}"
             )
         check_temperature(self.temperature)
         check_least(self, "judge", 1, "image_px", "max_new_tokens", "batch_size")
         VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
+
+    @property
+    def declared(self) -> JudgeBackend:
+        """What has to be known of the backend before it is loaded."""
+        return backends().get(self.backend, _OWN)
 
     @property
     def is_own(self) -> bool:
@@ -196,7 +219,7 @@ class JudgeConfig(VLMConfig):
     @property
     def is_human(self) -> bool:
         """Whether people answer, which takes minutes or days and needs no model."""
-        return self.backend == "human"
+        return self.declared.is_human
 
     @property
     def ships_weights(self) -> bool:
@@ -211,17 +234,17 @@ class JudgeConfig(VLMConfig):
     @property
     def wants_weights(self) -> bool:
         """Whether `model` is a folder of weights or a hub name."""
-        return self.backend in _WITH_WEIGHTS
+        return self.declared.wants_weights
 
     @property
     def is_remote(self) -> bool:
         """Whether the judge answers over an API: it needs no local memory, and each question may cost money."""
-        return self.backend in _REMOTE
+        return self.declared.is_remote
 
     @property
     def reads_states(self) -> bool:
         """Whether the judge compares images with a sentence about a state and takes no instruction."""
-        return self.backend in _BY_SIMILARITY
+        return self.declared.reads_states
 
     @property
     def is_random(self) -> bool:
@@ -231,12 +254,12 @@ class JudgeConfig(VLMConfig):
     @property
     def runs_elsewhere(self) -> bool:
         """Whether the model runs outside the torch of the process that asks: behind an API or in an engine."""
-        return self.is_remote or self.backend == "vllm"
+        return self.is_remote or self.batches_itself
 
     @property
     def batches_itself(self) -> bool:
         """Whether the engine takes questions as they come; others answer one batch at a time."""
-        return self.backend == "vllm"
+        return self.declared.batches_itself
 
     @property
     def python(self) -> str:
@@ -259,7 +282,7 @@ def _is_general(model: str) -> bool:
 
 def _meant_backend(name: str) -> str:
     """Returns advice about the backend that a user who wrote `name` may have meant."""
-    near = difflib.get_close_matches(name.lower(), get_args(Backend), n=1)
+    near = difflib.get_close_matches(name.lower(), backends(), n=1)
     if near:
         return f"did you mean {near[0]}?"
     if any(word in name.lower() for word in ("gpt", "claude", "grok", "deepseek", "ollama", "azure")):

@@ -1,4 +1,4 @@
-"""Judges made of networks that answer in numbers, not in words. `similarity` and `reward_heads` have the networks."""
+"""Judges made of networks that answer in numbers, not in words, e.g. those of `similarity`."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ Item = TypeVar("Item", Query, Clip)
 
 
 class NumericModel(Protocol):
-    """Network that answers in numbers: `similarity.model.SimilarityModel` and the models of `reward_heads`."""
+    """Network that answers in numbers, e.g. `similarity.SimilarityModel`."""
 
     revision: str
     """Commit or digest of the weights."""

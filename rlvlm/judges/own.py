@@ -13,7 +13,7 @@ from rlvlm.core.references import load_object, needed_parameters
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.numeric import NumericJudge
-from rlvlm.judges.similarity.model import Pixels, SimilarityModel
+from rlvlm.judges.similarity import Pixels, SimilarityModel
 
 _FIX = "see docs/judges.md: a judge of one's own"
 

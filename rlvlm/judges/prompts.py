@@ -22,7 +22,7 @@ from rlvlm.core.errors import UsageError, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames, spread
-from rlvlm.judges.config import Abilities, JudgeConfig, Mode, ScoreMode
+from rlvlm.judges.config import Abilities, JudgeConfig, Mode, ScoreMode, backends
 from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
 
 VERSION = 1
@@ -97,17 +97,9 @@ SENTENCES = {
     "shows the present. How much of the task is done now? The answer is a whole number of percent, from 0 to 100.",
     "delta": "How much nearer to the end of the task is the second picture than the first? Answer with one number of "
     "percent, above 0 where the second is nearer, below 0 where the first is. The task: {goal}",
-    "robometer_progress": "The robot's task is '{goal}'. Say for each frame of the clip how far the robot has come "
-    "with it, from 0 at the start to 1 when it is done. Where the robot does something else it is 0.",
-    "robometer_preference": "Two clips of a robot with the task '{goal}'. Say which one comes further with it, A or B.",
-    "robometer_left": "Clip A: ",
-    "robometer_right": "Clip B: ",
-    "robometer_request": "Now say which of the two clips is preferred.",
-    "rynnvalue_task": "The agent works on this task: {goal}.",
-    "rynnvalue_relative": "Question: How much time lies between each frame after the first and the frame before it?",
-    "rynnvalue_remaining": "Question: How many seconds are left, at the least, until the agent has done the task?",
 }
-"""Our sentences for published reward models; `judge.wording` names a file with the published ones."""
+"""Our sentences for published reward models; `judge.wording` names a file with the published ones, also for those of
+guests."""
 
 _FORBIDDEN = frozenset("<>|{}[]`\\")
 
@@ -118,13 +110,16 @@ def version(mode: Mode | ScoreMode) -> str:
 
 
 def sentences_of(config: JudgeConfig) -> dict[str, str]:
-    """Returns `SENTENCES`, overridden by those of the file `judge.wording`.
+    """Returns `SENTENCES` and those of guests, overridden by those of the file `judge.wording`.
 
     Raises:
         UsageError: the file cannot be read, has an unknown name, or a sentence without the goal where ours names it.
     """
+    ours = dict(SENTENCES)
+    for backend in backends().values():
+        ours |= backend.sentences
     if not config.wording:
-        return dict(SENTENCES)
+        return ours
     fix = "see docs/reward_models.md"
     try:
         given = read_json(Path(config.wording).expanduser())
@@ -133,14 +128,12 @@ def sentences_of(config: JudgeConfig) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise UsageError(f"judge.wording {config.wording} cannot be read: {first_line(error)}", fix) from error
     for name, text in given.items():
-        if name not in SENTENCES:
-            raise UsageError(f"judge.wording has {name!r}, known are {', '.join(SENTENCES)}", fix)
+        if name not in ours:
+            raise UsageError(f"judge.wording has {name!r}, known are {', '.join(ours)}", fix)
         # a sentence without the goal would score every task alike, and nothing else would show it
-        if text.count("{goal}") != SENTENCES[name].count("{goal}"):
-            raise UsageError(
-                f"judge.wording's {name!r} must have {{goal}} {SENTENCES[name].count('{goal}')} times", fix
-            )
-    return {**SENTENCES, **given}
+        if text.count("{goal}") != ours[name].count("{goal}"):
+            raise UsageError(f"judge.wording's {name!r} must have {{goal}} {ours[name].count('{goal}')} times", fix)
+    return {**ours, **given}
 
 
 def wording_mark(config: JudgeConfig) -> str:

@@ -40,16 +40,16 @@ def test_a_folder_does_not_hide_the_app_of_its_name(started, tmp_path, monkeypat
 
 
 def test_a_path_works_as_a_name(started):
-    assert main(["serve", str(REPOSITORY / "serve_apps" / "clip_cpu.yaml")]) == 0
-    assert started[0].judges[0].judge.backend == "clip"
+    assert main(["serve", str(REPOSITORY / "serve_apps" / "vlac.yaml")]) == 0
+    assert started[0].judges[0].judge.score == "delta"
 
 
 def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, capsys):
     assert main(["serve", "--list"]) == 0
     shown = capsys.readouterr().out
-    for name in ("pocket", "primo_r1", "two_judges_one_card", "clip-vit-base-patch32", "0.5 GPU", "PRIMO-R1 scores"):
+    for name in ("pocket", "primo_r1", "two_judges_one_card", "VLAC", "0.5 GPU", "PRIMO-R1 scores"):
         assert name in shown
-    assert "robometer_4b (runs: --serve.app robometer-4b): " in shown
+    assert "primo_r1 (runs: --serve.app PRIMO-R1): " in shown
     assert not started
 
 

@@ -98,7 +98,7 @@ SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-ru
         ("push_block --nodes 2 -- --algo.env-runners 9", 2, "--cpus 5"),
         (f"number_line --nodes 2 --gpus-per-node 2 {COLOCATED}", 2, "leave out --engine.colocated"),
         ("drawer_open --gpus-per-node 1 -- --judge.device cuda", 2, "--serve.num-gpus 1"),
-        ("drawer_open -- --judge.backend clip --judge.model owner/none", 2, "rlvlm fetch owner/none"),
+        ("drawer_open -- --judge.backend transformers --judge.model owner/none", 2, "rlvlm fetch owner/none"),
         ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
         ("libero_rewards.yaml --nodes 2 --gpus-per-node 1", 2, "--gpus-per-node 2"),
         ("libero_rewards.yaml --nodes 2 --gpus-per-node 4", 2, "hf download /shared/openvla-oft"),

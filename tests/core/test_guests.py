@@ -3,16 +3,21 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from rlvlm.cli import main
 from rlvlm.core import guests
 from rlvlm.core.errors import UsageError
+from rlvlm.judges.build import build_judge
+from rlvlm.judges.config import JudgeConfig, backends
+from rlvlm.testing import check_judge
 
 COMMAND = """
 from rlvlm.core.guests import Command, Guest
@@ -46,10 +51,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[rlvlm.plugins]\n{name} = {name}.guest:GUEST\n")
         guests.guests.cache_clear()
+        backends.cache_clear()
 
     monkeypatch.syspath_prepend(tmp_path)
     yield write  # pyright: ignore[reportReturnType]
     guests.guests.cache_clear()
+    backends.cache_clear()
     for name in [name for name in sys.modules if name.startswith("guest_in_test")]:
         del sys.modules[name]
 
@@ -63,6 +70,22 @@ def test_an_installed_package_adds_a_command_and_a_form_of_another(install: Inst
     assert "rlvlm greet NAME say hello" in text and "| ask | count" in text and "replaces ours" not in text
     assert main(["labels", "--help"]) == 0 and "count labels" in capsys.readouterr().out
     assert "commands run of the guest guest_in_test_a is left out: the name is taken" in caplog.text
+
+
+def test_a_judge_with_a_command_of_its_own_is_two_files_as_contributing_says(
+    install: Install, tmp_path: Path, capsys
+) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    guest, judge = re.findall(r"```python\n(from rlvlm\.core\.guests.*?|import sys.*?)```", page, re.DOTALL)
+    name = "guest_in_test_bright"
+    install(name, guest.replace("bright.judge", f"{name}.commands"), judge)
+    files = [tmp_path / f"{shade}.png" for shade in (51, 255)]
+    for file in files:
+        Image.new("RGB", (4, 4), (int(file.stem),) * 3).save(file)
+    assert main(["brightness", *map(str, files)]) == 0 and capsys.readouterr().out == "[0.2 1. ]\n"
+    check_judge(build_judge(JudgeConfig(backend="bright")))
+    with pytest.raises(ValueError, match="bright, or my_file:FUNCTION, got 'brihgt'; did you mean bright"):
+        JudgeConfig(backend="brihgt")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +128,7 @@ def test_the_names_of_our_guests_are_on_file() -> None:
     names: dict[str, dict[str, str]] = json.loads(guests.NAMES_FILE.read_text())
     for guest in sorted(path.parent.name for path in guests.FOLDER.glob("*/guest.py")):
         declared = guests.guests()[guest]
-        for table in ("commands",):
+        for table in ("commands", "judges"):
             listed = {name for name, owner in names.get(table, {}).items() if owner == guest}
             assert listed == set(getattr(declared, table)), f"{guest}: {table} in {guests.NAMES_FILE}"
     assert all(owner in guests.guests() for entries in names.values() for owner in entries.values())
@@ -117,8 +140,8 @@ def test_every_guest_that_ships_has_code_a_page_and_tests() -> None:
         guest = guests.guests()[file.parent.name]
         assert guest.about and (root / "docs" / guest.docs).is_file(), file
         assert any((root / "tests/plugins" / file.parent.name).glob("test_*.py")), file
-        calls = [command.call for command in guest.commands.values()]
-        for reference in [*calls, *filter(None, [guest.tasks])]:
+        made = [command.call for command in guest.commands.values()] + [judge.build for judge in guest.judges.values()]
+        for reference in [*made, *filter(None, [guest.tasks])]:
             assert callable(guests.load(reference)), reference
 
 
@@ -134,5 +157,5 @@ def test_finding_guests_imports_none_of_their_code() -> None:
 
 
 def test_a_reference_that_leads_nowhere_is_named() -> None:
-    with pytest.raises(UsageError, match=r"rlvlm\.nothing:x cannot be imported: ModuleNotFoundError"):
-        guests.load("rlvlm.nothing:x")
+    with pytest.raises(UsageError, match="guest_of_nobody:x cannot be imported: ModuleNotFoundError"):
+        guests.load("guest_of_nobody:x")

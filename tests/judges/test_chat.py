@@ -257,7 +257,7 @@ def test_a_change_is_one_signed_percentage_and_nothing_else():
 
 
 def test_every_sentence_has_its_slot():
-    names = ("statement", "rubric", "delta", "video", "robometer_progress", "robometer_preference", "rynnvalue_task")
+    names = ("statement", "rubric", "delta", "video")
     assert [prompts.SENTENCES[name].count("{goal}") for name in names] == [1] * len(names)
 
 

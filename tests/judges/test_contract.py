@@ -6,12 +6,9 @@ Those that need a server are held to the same in test_remote_judge.py.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
-from tiny_encoders import save_tiny_encoder
-from tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
 from tiny_vlm import save_tiny_gemma3, save_tiny_internvl, save_tiny_llava, save_tiny_llava_next, save_tiny_smolvlm
 
 from rlvlm.core.judging import Clip, Query, Status
@@ -27,17 +24,6 @@ Make = Callable[[dict[str, Path], Path], Judge]
 def chat(folder: Path, **changes) -> Judge:
     config = JudgeConfig(backend="transformers", model=str(folder), max_new_tokens=4, batch_size=4)
     return build_judge(replace(config, **changes))
-
-
-def similar(folder: Path, family: str) -> Judge:
-    backend = "blip2" if family == "blip2" else "clip"
-    model = save_tiny_encoder(folder / family, family)
-    return build_judge(JudgeConfig(backend=backend, model=str(model), batch_size=3))
-
-
-def headed(folder: Path, backend: Literal["robometer", "rynnvalue"]) -> Judge:
-    save = {"robometer": save_tiny_robometer, "rynnvalue": save_tiny_rynnvalue}[backend]
-    return build_judge(JudgeConfig(backend=backend, model=str(save(folder / backend)), batch_size=3))
 
 
 JUDGES: dict[str, Make] = {
@@ -56,17 +42,11 @@ JUDGES: dict[str, Make] = {
     "statement": lambda vlms, folder: chat(vlms["qwen3_vl"], score="statement"),
     "rubric": lambda vlms, folder: chat(vlms["qwen2_5_vl"], score="rubric"),
     "delta": lambda vlms, folder: chat(vlms["qwen3_vl"], score="delta"),
-    "robometer": lambda vlms, folder: headed(folder, "robometer"),
-    "rynnvalue": lambda vlms, folder: headed(folder, "rynnvalue"),
-    "clip": lambda vlms, folder: similar(folder, "clip"),
-    "siglip": lambda vlms, folder: similar(folder, "siglip"),
-    "blip2": lambda vlms, folder: similar(folder, "blip2"),
 }
 
 
 FRAMES_SHOWN = {
-    **{"fake": None, "clip": 1, "siglip": 1, "blip2": 1},
-    **{"qwen3_vl_video": 20, "statement": 16, "rubric": 16},
+    **{"fake": None, "qwen3_vl_video": 20, "statement": 16, "rubric": 16},
 }
 """Of a clip of 20; of the others 8."""
 

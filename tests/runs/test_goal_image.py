@@ -13,7 +13,6 @@ from tiny_run import WORDS, box_words, run_here
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Query, Status
-from rlvlm.judges.build import abilities_of
 from rlvlm.judges.cache import CachedJudge, without_memory
 from rlvlm.judges.goal_image import GoalImageJudge, read_goal_image
 from rlvlm.labels.store import LabelStore
@@ -57,23 +56,10 @@ def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: 
     assert isinstance(bare, GoalImageJudge) and isinstance(bare.judge, FakeJudge)
 
 
-@pytest.mark.slow
-def test_what_is_known_before_loading_is_what_the_models_say() -> None:
-    from rlvlm.judges.reward_heads.robometer import Robometer
-    from rlvlm.judges.reward_heads.rynnvalue import RynnValue
-    from rlvlm.judges.similarity.blip2 import Blip2Rater
-    from rlvlm.judges.similarity.clip import ClipRater
-
-    known = {name: abilities_of(name, "").goal_pictures for name in ("robometer", "rynnvalue", "blip2", "clip")}
-    heads = {"robometer": Robometer.abilities.goal_pictures, "rynnvalue": RynnValue.abilities.goal_pictures}
-    assert known == heads | {"blip2": Blip2Rater.sees_goal_images, "clip": ClipRater.sees_goal_images}
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("", "judge.backend pocket was never shown an image of the goal"),
-        ("--judge.backend robometer --judge.model a/b", "judge.backend robometer was never shown an image"),
         (f"{GENERAL} --reward.source score --judge.score delta", "judge.score delta was never shown an image"),
         ("--reward.teacher oracle", "--goal-image has no effect with reward.source"),
         (f"{GENERAL} --goal-image TEXT", "cannot be read as an image"),

@@ -181,21 +181,6 @@ def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
         ("drawer_open", {"reward.source": "score"}, "judge scores, image reward", True),
         ("drawer_open", JUDGED, "pocket score", True),
         ("drawer_open", {"reward.source": "environment"}, "environment reward", False),
-        (
-            "drawer_open",
-            {"judge.backend": "clip", "judge.model": "random"},
-            *("judge (random weights) labels, image reward", True),
-        ),
-        (
-            "drawer_open",
-            JUDGED | {"judge.backend": "clip", "judge.model": "random"},
-            *("clip score (random weights)", True),
-        ),
-        (
-            "drawer_open",
-            {"reward.teacher": "oracle", "judge.backend": "clip", "judge.model": "random"},
-            *("oracle labels, image reward", False),
-        ),
         ("number_line", JUDGED, "gae, judge per turn", True),
         ("number_line", JUDGED | {"reward.teacher": "random"}, "gae, random per turn", False),
         ("push_block", JUDGED | {"reward.teacher": "biased"}, "grpo, biased score of the video", False),
@@ -208,15 +193,6 @@ def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(
     assert (config.reward_name, config.reward.asks_judge) == (name, is_asked)
     assert config.title == f"{task}: {name}, seed 0"
     assert read_config_text(config_text(config)) == config
-
-
-def test_judges_by_likeness_are_told_a_state() -> None:
-    random = {"judge.model": "random"}
-    config = recipe("drawer_open")
-    assert config.judge_goal == "open the drawer"
-    for backend in ("clip", "blip2"):
-        assert override(config, random | {"judge.backend": backend}).judge_goal == "the drawer is open"
-    assert override(config, random | {"judge.backend": "clip", "goal": "shut it"}).judge_goal == "shut it"
 
 
 IN_BFLOAT16 = {"algo.num_learners": 2, "algo.shard": True, "algo.compute_dtype": "bfloat16"}

@@ -18,7 +18,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
@@ -100,7 +100,7 @@ class RemoteEngine:
 
     revision, traits = "", ""  # a server reports neither
 
-    def __init__(self, model: str, api: ApiConfig, provider: Literal["openai", "gemini"], seed: int = 0) -> None:
+    def __init__(self, model: str, api: ApiConfig, provider: str, seed: int = 0) -> None:
         import openai  # slow to import, and only needed for this API
 
         own = PROVIDERS[provider]

@@ -5,7 +5,7 @@ from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
 from rlvlm.judges.numeric import NumericJudge
-from rlvlm.judges.similarity.model import SimilarityModel, baseline_reward, unit
+from rlvlm.judges.similarity import SimilarityModel
 
 
 def grey(*shades: int) -> np.ndarray:
@@ -33,30 +33,8 @@ class Brightness:
 
 def judge(rater=None, *, prompt="direct", score="progress", **settings) -> NumericJudge:
     similarity = SimilarityConfig(**settings)
-    config = JudgeConfig(backend="clip", model="m", prompt=prompt, score=score, similarity=similarity)
+    config = JudgeConfig(backend="mine:judge", prompt=prompt, score=score, similarity=similarity)
     return NumericJudge(config, SimilarityModel(config, rater or Brightness()))
-
-
-def test_the_baseline_takes_out_what_is_off_the_line_to_the_goal() -> None:
-    # By hand, in the plane: goal (0, 1), baseline (1, 0), state (1, 0) + what has nothing to do with it (third axis).
-    goal, baseline, state = np.array([[0.0, 1.0, 0.0]]), np.array([1.0, 0.0, 0.0]), np.array([[0.6, 0.0, 0.8]])
-    # Line direction (-1, 1, 0); (state - baseline) . line = 0.4, over 2 is 0.2; projection (0.8, 0.2, 0).
-    # alpha 1: |(0.8, 0.2, 0) - goal|^2 = 0.64 + 0.64 = 1.28, reward 0.36. alpha 0: the cosine, 0.
-    assert baseline_reward(state, goal, baseline, 1.0) == pytest.approx([0.36])
-    assert baseline_reward(state, goal, baseline, 0.0) == pytest.approx([0.0])
-    # alpha 0.5: (0.7, 0.1, 0.4) - goal: 0.49 + 0.81 + 0.16 = 1.46, reward 0.27.
-    assert baseline_reward(state, goal, baseline, 0.5) == pytest.approx([0.27])
-
-
-def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
-    rng = np.random.default_rng(0)
-    states, goals = unit(rng.normal(size=(500, 8))), unit(rng.normal(size=(500, 8)))
-    baseline = unit(rng.normal(size=(1, 8)))[0]
-    for alpha in (0.0, 0.3, 1.0):
-        rewards = baseline_reward(states, goals, baseline, alpha)
-        assert rewards.min() >= -1 - 1e-9 and rewards.max() <= 1 + 1e-9
-        assert baseline_reward(goals, goals, baseline, alpha) == pytest.approx(np.ones(500))
-    assert np.isfinite(baseline_reward(states, np.tile(baseline, (500, 1)), baseline, 1.0)).all()
 
 
 def test_the_last_image_counts_and_the_sides_are_symmetric() -> None:

@@ -22,7 +22,8 @@ from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import spread
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.plugins.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
 from rlvlm.vlms.chats import Chat, image_parts, text_part
 from rlvlm.vlms.loading import LoadedVLM
 
@@ -231,6 +232,7 @@ class RynnValue:
         return [{"role": "user", "content": content}]
 
 
-def load(config: JudgeConfig) -> RynnValue:
-    """Loads the model that `config.model` names. Raises as `backbone.load_head_model` does."""
-    return RynnValue(load_head_model(config, RynnValueNetwork, tokens=(VALUE, RELATIVE), renamed={}), config)
+def rynnvalue_judge(config: JudgeConfig) -> NumericJudge:
+    """Returns a judge with the model that `config.model` names. Raises as `backbone.load_head_model` does."""
+    model = load_head_model(config, RynnValueNetwork, tokens=(VALUE, RELATIVE), renamed={})
+    return NumericJudge(config, RynnValue(model, config))

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plugins.reward_heads.tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
 from safetensors.torch import load_file, save_file
-from tiny_reward_models import save_tiny_robometer, save_tiny_rynnvalue
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, UsageError
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges import prompts
-from rlvlm.judges.build import build_judge
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.build import abilities_of, build_judge
+from rlvlm.judges.config import JudgeConfig, backends
 from rlvlm.judges.numeric import NumericJudge
-from rlvlm.judges.reward_heads import robometer, rynnvalue
+from rlvlm.plugins.reward_heads import robometer, rynnvalue
+from rlvlm.testing import check_judge
 
 CLIP = Clip(goal="open the drawer", frames=np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8))
 QUERY = Query(goal=CLIP.goal, left=CLIP.frames[:1], right=CLIP.frames[1:])
@@ -186,3 +187,20 @@ def test_published_sentences_take_the_place_of_ours(folders: dict[str, Path], tm
     with pytest.raises(ValueError, match="no effect on judge.score progress"):
         JudgeConfig(wording=str(file))
     assert prompts.wording_mark(JudgeConfig()) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["robometer", "rynnvalue"])
+def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], name: str) -> None:
+    judge = judge_of(folders[name])
+    check_judge(judge)
+    frames = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
+    [score] = judge.score([Clip(goal="open the drawer", frames=frames)])
+    assert score.num_frames == (0 if score.status is Status.FAILED else 8)
+
+
+def test_what_is_known_before_loading_is_what_the_models_say() -> None:
+    for name, model in (("robometer", robometer.Robometer), ("rynnvalue", rynnvalue.RynnValue)):
+        assert abilities_of(name, "").goal_pictures == model.abilities.goal_pictures
+        sentences = backends()[name].sentences
+        assert sentences and all(key.startswith(name) for key in sentences)

@@ -8,7 +8,7 @@ import torch
 from tiny_vlm import save_tiny_vlm
 from transformers import AutoTokenizer
 
-from rlvlm.judges.reward_heads import robometer, rynnvalue
+from rlvlm.plugins.reward_heads import robometer, rynnvalue
 
 RYNNVALUE: dict[str, Any] = {
     "model_type": "rynn_value_lang",

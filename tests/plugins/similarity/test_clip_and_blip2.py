@@ -7,14 +7,20 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tiny_encoders import save_tiny_encoder
+from plugins.similarity.tiny_encoders import save_tiny_encoder
 from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, Blip2ForImageTextRetrieval
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.asking import AdaptiveBatches
-from rlvlm.judges.build import build_judge
+from rlvlm.judges.build import abilities_of, build_judge
 from rlvlm.judges.config import JudgeConfig, SimilarityConfig
+from rlvlm.plugins.similarity.baseline import baseline_reward, unit
+from rlvlm.plugins.similarity.blip2 import Blip2Rater
+from rlvlm.plugins.similarity.clip import ClipRater
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
+from rlvlm.testing import check_judge
 
 FAMILIES = ("clip", "siglip", "blip2")
 BACKEND = {"clip": "clip", "siglip": "clip", "blip2": "blip2"}
@@ -182,3 +188,54 @@ def test_a_network_that_breaks_is_unavailable(folders: dict[str, Path], images: 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(JudgeUnavailable, match=says):
             patch.setattr(clip._model, "rate", Mock(side_effect=error))
             scores(clip, images)
+
+
+def test_the_baseline_takes_out_what_is_off_the_line_to_the_goal() -> None:
+    # By hand, in the plane: goal (0, 1), baseline (1, 0), state (1, 0) + what has nothing to do with it (third axis).
+    goal, baseline, state = np.array([[0.0, 1.0, 0.0]]), np.array([1.0, 0.0, 0.0]), np.array([[0.6, 0.0, 0.8]])
+    # Line direction (-1, 1, 0); (state - baseline) . line = 0.4, over 2 is 0.2; projection (0.8, 0.2, 0).
+    # alpha 1: |(0.8, 0.2, 0) - goal|^2 = 0.64 + 0.64 = 1.28, reward 0.36. alpha 0: the cosine, 0.
+    assert baseline_reward(state, goal, baseline, 1.0) == pytest.approx([0.36])
+    assert baseline_reward(state, goal, baseline, 0.0) == pytest.approx([0.0])
+    # alpha 0.5: (0.7, 0.1, 0.4) - goal: 0.49 + 0.81 + 0.16 = 1.46, reward 0.27.
+    assert baseline_reward(state, goal, baseline, 0.5) == pytest.approx([0.27])
+
+
+def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
+    rng = np.random.default_rng(0)
+    states, goals = unit(rng.normal(size=(500, 8))), unit(rng.normal(size=(500, 8)))
+    baseline = unit(rng.normal(size=(1, 8)))[0]
+    for alpha in (0.0, 0.3, 1.0):
+        rewards = baseline_reward(states, goals, baseline, alpha)
+        assert rewards.min() >= -1 - 1e-9 and rewards.max() <= 1 + 1e-9
+        assert baseline_reward(goals, goals, baseline, alpha) == pytest.approx(np.ones(500))
+    assert np.isfinite(baseline_reward(states, np.tile(baseline, (500, 1)), baseline, 1.0)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], family: str) -> None:
+    one = judge(folders, family, batch_size=3)
+    check_judge(one)
+    frames = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
+    assert one.score([Clip(goal="open the drawer", frames=frames)])[0].num_frames == 1
+
+
+def test_what_is_known_before_loading_is_what_the_models_say() -> None:
+    for backend, rater in (("clip", ClipRater), ("blip2", Blip2Rater)):
+        assert abilities_of(backend, "").goal_pictures == rater.sees_goal_images
+
+
+def test_they_are_told_a_state_and_named_after_their_weights() -> None:
+    config = recipe("drawer_open")
+    assert config.judge_goal == "open the drawer"
+    for backend in ("clip", "blip2"):
+        random = override(config, {"judge.backend": backend, "judge.model": "random"})
+        assert random.judge_goal == "the drawer is open"
+        assert override(random, {"goal": "shut it"}).judge_goal == "shut it"
+        for settings, name in (
+            ({}, "judge (random weights) labels, image reward"),
+            ({"reward.source": "judged"}, f"{backend} score (random weights)"),
+            ({"reward.teacher": "oracle"}, "oracle labels, image reward"),
+        ):
+            assert override(random, settings).reward_name == name

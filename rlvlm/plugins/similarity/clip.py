@@ -1,7 +1,7 @@
 """CLIP, SigLIP and similar models as judges: the cosine of image and goal, with an optional baseline.
 
 The score of an image s for a goal g is (1 + r) / 2, where r is their cosine or, with `judge.similarity.baseline` b, the
-reward of `model.baseline_reward`. The goal is a text, or an image if the question has one.
+reward of `baseline.baseline_reward`. The goal is a text, or an image if the question has one.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,19 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_clip
-from rlvlm.judges.similarity.model import (
-    Pixels,
-    SimilarityModel,
-    Units,
-    baseline_reward,
-    unit,
-)
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.judges.similarity import Pixels, SimilarityModel
+from rlvlm.plugins.similarity.baseline import Units, baseline_reward, unit
+from rlvlm.plugins.similarity.encoders import Encoder, load_encoder, random_clip
 
 _KIND = "a model with image and text features, such as openai/clip-vit-base-patch32 or google/siglip-base-patch16-224"
 
 
-def load(config: JudgeConfig) -> SimilarityModel:
-    """Loads the model that `config.model` names. Raises as `load_encoder` does."""
+def clip_judge(config: JudgeConfig) -> NumericJudge:
+    """Returns a judge with the model that `config.model` names. Raises as `load_encoder` does."""
     parts = ("get_image_features", "get_text_features")
-    return SimilarityModel(config, ClipRater(load_encoder(config, AutoModel, parts, _KIND, random_clip), config))
+    rater = ClipRater(load_encoder(config, AutoModel, parts, _KIND, random_clip), config)
+    return NumericJudge(config, SimilarityModel(config, rater))
 
 
 class ClipRater:
@@ -48,7 +45,7 @@ class ClipRater:
 
     @torch.inference_mode()
     def rate(self, images: Sequence[Pixels], goals: Sequence[str | Pixels]) -> NDArray[np.float64]:
-        """Returns [N] scores in [0, 1]; see `model.ImageRater`. Repeated goals are encoded once."""
+        """Returns [N] scores in [0, 1]; see `judges.similarity.ImageRater`. Repeated goals are encoded once."""
         # a batch about one goal image would encode it once per question
         wanted = {_key(goal): goal for goal in goals if not isinstance(goal, str)}
         inputs = self._encoder.see([*images, *wanted.values()])

@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 from transformers import Blip2ForImageTextRetrieval
 
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.similarity.encoders import Encoder, load_encoder, random_blip2
-from rlvlm.judges.similarity.model import Pixels, SimilarityModel
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.judges.similarity import Pixels, SimilarityModel
+from rlvlm.plugins.similarity.encoders import Encoder, load_encoder, random_blip2
 
 _KIND = "a BLIP-2 model with a matching head, such as Salesforce/blip2-itm-vit-g"
 
 
-def load(config: JudgeConfig) -> SimilarityModel:
-    """Loads the model that `config.model` names. Raises as `load_encoder` does."""
+def blip2_judge(config: JudgeConfig) -> NumericJudge:
+    """Returns a judge with the model that `config.model` names. Raises as `load_encoder` does."""
     if config.similarity.baseline:
         raise ValueError(
             "judge.similarity.baseline needs vectors of image and text, which backend clip has; "
             "BLIP-2's matching head gives a probability alone"
         )
     encoder = load_encoder(config, Blip2ForImageTextRetrieval, ("itm_head",), _KIND, random_blip2)
-    return SimilarityModel(config, Blip2Rater(encoder, config))
+    return NumericJudge(config, SimilarityModel(config, Blip2Rater(encoder, config)))
 
 
 class Blip2Rater:

@@ -21,7 +21,8 @@ from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judges import prompts
 from rlvlm.judges.config import Abilities, JudgeConfig
-from rlvlm.judges.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
+from rlvlm.judges.numeric import NumericJudge
+from rlvlm.plugins.reward_heads.backbone import chat_inputs, load_head_model, rows_where, stamp_parts
 from rlvlm.vlms.chats import Chat, image_parts, text_part
 from rlvlm.vlms.loading import LoadedVLM
 
@@ -152,6 +153,7 @@ def _frames(frames: Frames) -> Chat:
     return [part for image in image_parts(spread(frames, prompts.MAX_FRAMES)) for part in (image, text_part(PROGRESS))]
 
 
-def load(config: JudgeConfig) -> Robometer:
-    """Loads the model that `config.model` names. Raises as `backbone.load_head_model` does."""
-    return Robometer(load_head_model(config, RobometerNetwork, tokens=TOKENS, renamed=RENAMED), config)
+def robometer_judge(config: JudgeConfig) -> NumericJudge:
+    """Returns a judge with the model that `config.model` names. Raises as `backbone.load_head_model` does."""
+    model = load_head_model(config, RobometerNetwork, tokens=TOKENS, renamed=RENAMED)
+    return NumericJudge(config, Robometer(model, config))

@@ -1,1 +1,0 @@
-"""Judges by similarity of image and goal, without a question. Built by `judges.build`."""

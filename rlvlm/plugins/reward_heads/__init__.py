@@ -1,0 +1,1 @@
+"""Robometer and RynnValue as judges: chat models with heads that answer in numbers."""
