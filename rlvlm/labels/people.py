@@ -9,6 +9,8 @@ An answer is on disk before the page shows the next question. It can be taken ba
 """
 
 import fcntl
+import hmac
+import json
 import re
 import secrets
 import time
@@ -60,17 +62,33 @@ def check_name(name: str) -> str:
     return name
 
 
-def new_ticket(*, is_repeat: bool = False, swapped: bool | None = None) -> str:
-    """Returns a new name for one showing of a question; it encodes the order of the sides, so servers keep no state.
+def new_ticket(
+    key: bytes = b"", question: str = "", name: str = "", *, is_repeat: bool = False, swapped: bool | None = None
+) -> str:
+    """Returns a new name for one showing of a question; it encodes the order of the sides, and a signature by which
+    `is_given` knows it again, so servers keep no state.
 
     Args:
+        key: key of the server.
+        question: `Question.id`.
+        name: name of the person.
         is_repeat: whether the person has answered the question before.
         swapped: whether the sides are exchanged; None draws it.
     """
-    ticket = secrets.token_hex(8)
+    kind, drawn = "r" if is_repeat else "q", secrets.token_hex(4)
     if swapped is not None:
-        ticket = ticket[:-1] + f"{int(ticket[-1], 16) // 2 * 2 + swapped:x}"
-    return ("r" if is_repeat else "q") + ticket
+        drawn = drawn[:-1] + f"{int(drawn[-1], 16) // 2 * 2 + swapped:x}"
+    return kind + _signature(key, kind, drawn, question, name) + drawn
+
+
+def is_given(ticket: str, key: bytes, question: str, name: str) -> bool:
+    """Returns whether `new_ticket` made this ticket with these arguments."""
+    signature = _signature(key, ticket[:1], ticket[9:], question, name)
+    return bool(_TICKET.fullmatch(ticket)) and hmac.compare_digest(ticket[1:9], signature)
+
+
+def _signature(key: bytes, *parts: str) -> str:
+    return hmac.new(key, json.dumps(parts).encode(), "sha256").hexdigest()[:8]
 
 
 def is_swapped(ticket: str) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -28,10 +29,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlvlm.core.disk import held
 from rlvlm.core.errors import MachineError
+from rlvlm.core.foreign import parse_json
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.human import HumanJudge
 from rlvlm.labels.images import MissingImage
-from rlvlm.labels.people import UNDO_S, Asked, PeopleQueue, Said, check_name, is_swapped, new_ticket, swap_choice
+from rlvlm.labels.people import (
+    UNDO_S,
+    Asked,
+    PeopleQueue,
+    Said,
+    check_name,
+    is_given,
+    is_swapped,
+    new_ticket,
+    swap_choice,
+)
 from rlvlm.labels.store import LabelStore
 from rlvlm.serving.config import LOOPBACK_NAMES, HttpConfig, PageConfig
 from rlvlm.serving.guard import Guard, make_token, read_token
@@ -48,6 +60,7 @@ REPEATS = (0.05, 0.1)
 REPEAT_AFTER = 8
 """Minimum number of pairs between a pair and its repeat: nearer ones are remembered."""
 _MAX_BODY_BYTES = 16 * 2**10
+_MAX_SECONDS = 10**9  # a page may stay open for years
 _COOKIE_S = 30 * 24 * 3_600
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
@@ -69,12 +82,20 @@ class Desk:
         queue: queue of the store.
         undo_s: how long an answer can be taken back, seconds.
         rng: draws sides and repeats.
+        key: signs the tickets of showings, so that an answer to what was not shown is refused.
     """
 
-    def __init__(self, queue: PeopleQueue, undo_s: float = UNDO_S, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        queue: PeopleQueue,
+        undo_s: float = UNDO_S,
+        rng: random.Random | None = None,
+        key: bytes | None = None,
+    ) -> None:
         self.queue = queue
         self._undo_s = undo_s
         self._rng = rng or random.Random()
+        self._key = key or secrets.token_bytes(32)
         self._leases: dict[str, list[_Lease]] = {}
         self._lost: set[str] = set()  # questions with missing images
 
@@ -96,13 +117,21 @@ class Desk:
         free = next((asked for asked in candidates if self._is_free(asked, name, client)), None)
         if repeated := self._repeat(name, is_last=free is None):
             first = repeated.answers[name]
-            return self._show(repeated, name, client, new_ticket(is_repeat=True, swapped=not is_swapped(first.ticket)))
-        return None if free is None else self._show(free, name, client, new_ticket())
+            return self._show(repeated, name, client, is_repeat=True, swapped=not is_swapped(first.ticket))
+        return None if free is None else self._show(free, name, client)
 
     def answer(self, name: str, client: str, said: dict[str, Any]) -> bool:
-        """Records an answer from the page and returns whether it counts; raises as `PeopleQueue.add` does."""
-        ticket, seconds = str(said["ticket"]), float(said["seconds"])
-        choice = said["choice"]
+        """Records an answer from the page and returns whether it counts.
+
+        Raises:
+            ValueError: its ticket was not given to this person for this question, or a number is none.
+            KeyError, OSError: see `PeopleQueue.add`.
+        """
+        ticket, seconds, choice = str(said["ticket"]), said["seconds"], said["choice"]
+        if not isinstance(seconds, int | float) or abs(seconds) > _MAX_SECONDS:
+            raise ValueError(f"seconds is a number up to {_MAX_SECONDS:,}")
+        if not is_given(ticket, self._key, str(said["question"]), name):
+            raise ValueError("this question was not shown to you under this ticket")
         self.queue.refresh()
         counts = self.queue.add(
             Said(
@@ -111,7 +140,7 @@ class Desk:
                 name=name,
                 client=client,
                 choice=swap_choice(choice) if is_swapped(ticket) else choice,
-                seconds=min(max(seconds, 0.0), 3_600.0) if math.isfinite(seconds) else 0.0,
+                seconds=min(max(float(seconds), 0.0), 3_600.0) if math.isfinite(seconds) else 0.0,
                 when=time.time(),
             )
         )
@@ -125,8 +154,8 @@ class Desk:
         if said is None:
             return None
         self._release(client)
-        ticket = new_ticket(is_repeat=said.is_repeat, swapped=is_swapped(said.ticket))
-        return self._show(self.queue.asked[said.question], name, client, ticket)
+        asked = self.queue.asked[said.question]
+        return self._show(asked, name, client, is_repeat=said.is_repeat, swapped=is_swapped(said.ticket))
 
     def state(self, name: str, client: str) -> dict[str, Any]:
         """Returns the progress, as JSON. The request also shows that the page is still open."""
@@ -175,9 +204,12 @@ class Desk:
         (self._lost.discard if has_images else self._lost.add)(asked.question.id)
         return has_images
 
-    def _show(self, asked: Asked, name: str, client: str, ticket: str) -> dict[str, Any]:
+    def _show(
+        self, asked: Asked, name: str, client: str, *, is_repeat: bool = False, swapped: bool | None = None
+    ) -> dict[str, Any]:
         self._release(client)
         question = asked.question
+        ticket = new_ticket(self._key, question.id, name, is_repeat=is_repeat, swapped=swapped)
         lease = _Lease(client=client, name=name, until=time.monotonic() + LEASE_S)
         self._leases.setdefault(question.id, []).append(lease)
         sides = [question.left, question.right] if question.kind == "compare" else [question.left]
@@ -234,10 +266,16 @@ class Door:
 
 
 def _is_cross_site(request: Request) -> bool:
-    """Returns whether a request comes from a page of another origin: browsers send headers for it, scripts do not."""
-    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
-    is_foreign = origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host', '')}"
-    return is_foreign or site not in ("none", "same-origin")
+    """Returns whether a request comes from a page of another origin: browsers send headers for it, scripts do not.
+
+    The scheme of the origin is not compared: behind a proxy that ends TLS it is the proxy's.
+    """
+    if site := request.headers.get(
+        "sec-fetch-site"
+    ):  # by browsers to encrypted and local addresses; no page can set it
+        return site not in ("none", "same-origin")
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2].lower() != request.headers.get("host", "").lower()
 
 
 def _denied(reason: str) -> Response:
@@ -320,7 +358,7 @@ class _Routes:
     async def _read(self, request: Request) -> tuple[str, str, dict[str, Any]]:
         """Returns name, page and JSON body of a request."""
         try:
-            body = await request.json()
+            body = parse_json(await request.body())
         except ValueError:
             body = {}
         body = body if isinstance(body, dict) else {}
@@ -375,8 +413,10 @@ def label_page(
         UsageError: another page of this store is open.
         MachineError: no port is free, or the token's file cannot be used.
     """
-    make_token(config.token_path)
-    token = read_token(config.token_path)
+    # tickets are signed by another secret, as people have the token
+    token, key = (
+        _secret(path) for path in (config.token_path, config.token_path.with_name(f"{config.token_path.name}_key"))
+    )
     store.mark()
     queue = PeopleQueue(store)
     queue.folder.mkdir(parents=True, exist_ok=True)
@@ -387,7 +427,7 @@ def label_page(
     ):
         queue.refresh()
         queue.keep(undo_s=0)  # left by a page that was killed
-        desk = Desk(queue, undo_s)
+        desk = Desk(queue, undo_s, key=key)
         server = uvicorn.Server(
             uvicorn.Config(
                 make_app(desk, token, config),
@@ -412,6 +452,12 @@ def label_page(
             thread.join(timeout=5)
             queue.refresh()
             queue.keep(undo_s=0)
+
+
+def _secret(path: Path) -> bytes:
+    """Returns the secret in a file, which is made if it is missing; raises as `read_token` does."""
+    make_token(path)
+    return read_token(path)
 
 
 @contextmanager

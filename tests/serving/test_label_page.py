@@ -55,9 +55,12 @@ def post(client: httpx.Client, path: str, page: str = "one", **body: Any) -> dic
     return reply.json()
 
 
+def answer_of(shown: dict[str, Any], choice: Any) -> dict[str, Any]:
+    return {"question": shown["question"], "ticket": shown["ticket"], "choice": choice, "seconds": 1.5}
+
+
 def answer(client: httpx.Client, shown: dict[str, Any], choice: Any, page: str = "one") -> dict[str, Any]:
-    body = {"question": shown["question"], "ticket": shown["ticket"], "choice": choice, "seconds": 1.5}
-    return post(client, "/answer", page, **body)
+    return post(client, "/answer", page, **answer_of(shown, choice))
 
 
 @pytest.mark.slow
@@ -94,6 +97,9 @@ def test_only_a_link_with_the_token_lets_a_browser_in_and_no_other_site(tmp_path
             ({"host": "evil.example"}, 400),
             ({"content-type": "text/plain"}, 415),
             ({"origin": str(anna.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}, 200),
+            ({"origin": f"http://127.0.0.1:{anna.base_url.port + 1}"}, 403),
+            ({"origin": f"https://{anna.base_url.netloc.decode()}"}, 200),  # TLS ends at a proxy
+            ({"origin": "https://label.example", "sec-fetch-site": "same-origin"}, 200),  # which may rename the host
         ):
             assert (
                 anna.post("/next", content=b"{}", headers={"content-type": "application/json", **odd}).status_code
@@ -116,9 +122,15 @@ def test_answers_count_once_can_be_taken_back_and_outlive_the_server(tmp_path: P
         reply = answer(anna, first, "left")
         assert reply["counts"] and reply["state"]["answered"] == 1 and reply["state"]["waiting"] == 2
         assert not answer(anna, first, "left")["counts"]
-        for odd in ({"choice": 3}, {"choice": "left", "ticket": "x"}, {"question": "0" * 64}, {"seconds": "long"}):
+        stranger = answer_of(post(anna, "/next")["shown"], "left")["ticket"]
+        odds: list[dict[str, Any]] = [{"choice": 3}, {"choice": []}, {"question": "0" * 64}, {"question": {}}]
+        odds += [{"ticket": ticket} for ticket in ("", "x", [], f"r{first['ticket'][1:]}", "r" + "0" * 16, stranger)]
+        odds += [{"seconds": seconds} for seconds in ("long", 10**400, None)]
+        for odd in odds:
             bad = {"question": first["question"], "ticket": first["ticket"], "choice": "left", "seconds": 1, **odd}
             assert anna.post("/answer", json={"client": "one", **bad}).status_code == 422
+        json_header = {"content-type": "application/json"}
+        assert anna.post("/answer", content="[" * 10_000, headers=json_header).status_code == 422
         assert anna.post("/answer", json=[1]).status_code == 422
         back = post(anna, "/undo")
         assert back["undone"] and back["state"]["answered"] == 0
@@ -241,3 +253,18 @@ def test_clips_are_rated(tmp_path: Path) -> None:
         answer(anna, shown, 5)
     [kept] = LabelStore(tmp_path / "store").answers()
     assert not isinstance(kept.answer, Verdict) and kept.answer.value == 1.0
+
+
+def test_answers_under_forged_tickets_are_not_kept(tmp_path: Path) -> None:
+    """Repeats of one's own making would lower the share of a person's errors; so would another's ticket."""
+    desk = Desk(put_up(tmp_path, 3))
+    shown = desk.next("anna", "page")
+    assert shown is not None and desk.answer("anna", "page", answer_of(shown, "left"))
+    forged = [f"r{random.Random(number).getrandbits(64):016x}" for number in range(50)]
+    forged += [f"r{shown['ticket'][1:]}", shown["ticket"][:-1] + f"{int(shown['ticket'][-1], 16) ^ 1:x}"]
+    for ticket in forged:
+        with pytest.raises(ValueError, match="not shown to you"):
+            desk.answer("anna", "page", answer_of({**shown, "ticket": ticket}, "left"))
+    with pytest.raises(ValueError, match="not shown to you"):
+        desk.answer("ben", "page", answer_of(shown, "left"))
+    assert desk.state("anna", "page")["repeats"] == 0 and sum(len(a.said) for a in desk.queue.asked.values()) == 1
