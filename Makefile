@@ -4,6 +4,7 @@
 #   make vllm                   build the environment of vLLM
 #   make check                  style and types
 #   make test                   check, then all tests;  make fast: the tests without Ray and long ones
+#   make without [GUEST=NAME]   the tests without Ray in a copy that lacks a guest
 #   make hooks                  check at every commit, by pre-commit
 #   make docs                   the docs as plain files in build/site; a link that leads nowhere fails
 # Tried in this order, or the one that is named: make setup PYTHON=python3.12
@@ -16,7 +17,7 @@ DEV    := $(VENV)/.installed-dev
 UV     := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) --constraint constraints.txt --editable
 
-.PHONY: setup dev run test fast check hooks docs clean
+.PHONY: setup dev run test fast without check hooks docs clean
 setup: $(STAMP) rendering
 
 dev: $(DEV) rendering
@@ -82,6 +83,10 @@ test: check
 
 fast: dev
 	$(BIN)/python -m pytest -n $(CORES) $(PARALLEL) -m "not ray and not slow and not gpu and not full and not vllm" $(ARGS)
+
+# The core does without any guest: one is deleted with its tests in a copy, by name or drawn.
+without: dev
+	$(BIN)/python -m tests.without_guest $(GUEST) $(ARGS)
 
 check: dev
 	$(BIN)/ruff check .

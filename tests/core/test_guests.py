@@ -131,7 +131,6 @@ def test_the_names_of_our_guests_are_on_file() -> None:
         for table in ("commands", "judges"):
             listed = {name for name, owner in names.get(table, {}).items() if owner == guest}
             assert listed == set(getattr(declared, table)), f"{guest}: {table} in {guests.NAMES_FILE}"
-    assert all(owner in guests.guests() for entries in names.values() for owner in entries.values())
 
 
 def test_every_guest_that_ships_has_code_a_page_and_tests() -> None:
