@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +24,13 @@ WORDS = (
 ).split()
 
 
-def start(*words: str, **variables: str) -> "subprocess.Popen[str]":
-    """`rlvlm WORDS` in a process of its own, which imports what test files define."""
+def start(*words: str, start_new_session: bool = False, **variables: str) -> "subprocess.Popen[str]":
+    """`rlvlm WORDS` in a process of its own, or in a session, which imports what test files define."""
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"MUJOCO_GL": "egl", "PYTHONPATH": paths} | variables
     command = [sys.executable, "-m", "rlvlm.cli", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, start_new_session=start_new_session, **pipes)
 
 
 def finish(child: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import ray
+from ray._private import services
 from ray._private.node import Node
 from ray._private.utils import write_ray_address
 
-from rlvlm.core.console.signals import without_hangup
 from rlvlm.core.errors import MachineError, first_line
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.guardian import guarded_folder, sweep
@@ -206,7 +207,7 @@ def start_ray(
         slow.start()
         logging.getLogger("ray").addHandler(said)
         try:
-            with without_hangup(), _no_idle_processes() if is_alone else nullcontext():
+            with _own_sessions(), _no_idle_processes() if is_alone else nullcontext():
                 ray.init(
                     address="local",
                     # the judge's replica and Serve's own actors need a slot each
@@ -243,6 +244,22 @@ def start_ray(
         finally:
             slow.cancel()
             logging.getLogger("ray").removeHandler(said)
+
+
+@contextmanager
+def _own_sessions() -> Iterator[None]:
+    """Makes a starting Ray put each of its processes, and with them all workers, into a session of its own.
+
+    A signal to the group of the run's process (a scheduler's, that of `timeout`, Ctrl-C, a closed terminal) would end
+    Ray too, and a run needs it to save. What ends with the run does so as before: by the kernel when this process dies,
+    and by the guardian.
+    """
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, start_new_session=True)  # pyright: ignore[reportAttributeAccessIssue] - Ray has no setting for this
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 @contextmanager

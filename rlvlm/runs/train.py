@@ -66,6 +66,14 @@ class StoppedEarly(Exception):  # noqa: N818 - no error
     """A signal stopped the run before there was anything to save."""
 
 
+_SAVES = "finishing what is under way, then saving"
+_SAVES_NOTHING = (
+    "stopping the start of the run, of which nothing is kept unless it is done first: demonstrations and supervised "
+    "updates are made anew"
+)
+"""What a run does at a signal, while it trains and while it starts."""
+
+
 class Training:
     """The run loop: train, evaluate, log, save.
 
@@ -151,6 +159,8 @@ class Training:
         except JudgeRefused as error:
             error.fix = f"look closer: {bench_command(self._config)}\n{error.fix}"
             raise
+        if stop is not None:
+            stop.promise = _SAVES
         if is_started:
             is_best = self._evaluate()
             self._log(is_due=True)
@@ -457,6 +467,7 @@ def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
         # inside the lock, so that its files in the folder belong to this run
         stack.enter_context(convert_errors(folder))
         checkpoint = choose_sound(folder.checkpoints.newest_first(), console)
+        stop.promise = _SAVES_NOTHING if checkpoint is None else _SAVES
         try:
             with open_training(folder, config, checkpoint, console, stop, listener) as training:
                 try:
@@ -472,7 +483,10 @@ def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
                 training.finish("done" if training.is_over else stop.signal_name)
                 is_done = training.is_over
         except StoppedEarly:
-            console.line(f"stopped before there was anything to save; start over with: {folder.resume_command}")
+            console.line(
+                f"stopped before there was anything to save; start over with: {folder.resume_command}\n"
+                "a long supervised start can be saved as it goes: rlvlm sft, then --sft.start-from its folder"
+            )
             return EXIT_PREEMPTED
         print_summary(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED

@@ -1,15 +1,18 @@
 """A private Ray in a process of its own, on a machine that is too busy at first, and one more after it."""
 
+import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tiny_run import WORDS, start
+from tiny_run import WORDS, finish, start
 
 from rlvlm.core.errors import MachineError
 from rlvlm.runs import ray_session as session
@@ -79,6 +82,29 @@ def test_a_program_whose_head_is_gone_says_so_and_ends_as_a_fault_of_the_machine
     assert child.returncode == MachineError.exit_code, (out, err)
     assert "Ray's head (its GCS, at " in out and not err
     assert ("rlvlm resume " if command == "run" else "rlvlm-serve-") in out
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_signal_to_the_whole_group_of_a_run_saves_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """As `timeout` and schedulers send it: Ray's processes are children of the run, and it needs them to save."""
+    child = start("run", *WORDS, "--steps", "1000000", "--out", str(tmp_path / "run"), start_new_session=True)
+    assert child.stdout
+    while "training in " not in (line := child.stdout.readline()):
+        assert line
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started = psutil.Process(child.pid).children(recursive=True)
+    assert any("gcs_server" in process.name() for process in started)
+    os.killpg(child.pid, signal.SIGTERM)
+    said, err = finish(child, 75)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["exit_reason"] == "SIGTERM" and "saved; resume with: " in said and not err
+    newest = tmp_path / "run" / "checkpoints" / "last" / "run.json"
+    assert json.loads(newest.read_text())["env_steps"] == summary["env_steps"] > 0
+    assert not psutil.wait_procs(started, timeout=20)[1]
 
 
 @pytest.mark.parametrize("is_logged", [True, False])

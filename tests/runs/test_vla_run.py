@@ -65,7 +65,10 @@ def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address: 
         if "demonstrations: 50 of 100000" in line:
             process.send_signal(signal.SIGINT)
     assert process.wait(60) == EXIT_PREEMPTED
-    assert "before there was anything to save" in told[-1] and "rlvlm resume" in told[-1]
+    [asked] = [line for line in told if line.startswith("SIGINT: ")]
+    assert "nothing is kept unless it is done first" in asked and "then saving" not in asked
+    saved, fix = told[-2:]
+    assert "before there was anything to save" in saved and "rlvlm resume" in saved and "rlvlm sft" in fix
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
 
 

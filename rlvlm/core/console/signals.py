@@ -3,8 +3,9 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -14,22 +15,8 @@ ASKED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 ONLY_ASK = (signal.SIGHUP, signal.SIGUSR1)
 """Signals that only ask, however often: a closed terminal's hangup is sent by the kernel and again by the shell."""
 
-
-@contextmanager
-def without_hangup() -> Iterator[None]:
-    """Starts processes inside the context that ignore SIGHUP.
-
-    All processes of a closed terminal get it, and a run still needs Ray's to save. Outside of the main thread, where
-    Python sets no handlers, nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+REPEAT_S = 0.5
+"""Time within which the same signal is the same request, seconds: `timeout` signals its child, then the whole group."""
 
 
 class StopRequest:
@@ -44,7 +31,10 @@ class StopRequest:
         """Called with a line for the user at the first signal."""
         self.advice = ""
         """Command that resumes the run, for the end of that line."""
+        self.promise = "finishing what is under way, then saving"
+        """What the run does now at the first signal, for that line."""
         self._was_asked = False
+        self._last: tuple[int, float] = (0, 0.0)  # number and time of the first signal
         self._before: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
@@ -78,7 +68,8 @@ class StopRequest:
 
     def _ask(self, number: int, _: FrameType | None) -> None:
         # the second time the default action, as without a handler: the exit status is that of the signal
-        if self._was_asked and number not in ONLY_ASK:
+        is_repeat = number == self._last[0] and time.monotonic() < self._last[1] + REPEAT_S
+        if self._was_asked and not is_repeat and number not in ONLY_ASK:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._was_asked |= number not in ONLY_ASK
@@ -86,5 +77,6 @@ class StopRequest:
             again = " (once more ends it at once)" if self._was_asked else ""
             later = f"; go on later with: {self.advice}" if self.advice else ""
             with suppress(RuntimeError, OSError):  # the signal interrupted a write, or the terminal is gone
-                self.log(f"{signal.Signals(number).name}: finishing what is under way, then saving{again}{later}")
+                self.log(f"{signal.Signals(number).name}: {self.promise}{again}{later}")
+            self._last = number, time.monotonic()  # after the line, which may take a while to write
         self.signal_name = self.signal_name or signal.Signals(number).name

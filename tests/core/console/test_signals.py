@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rlvlm.core.console.signals import ASKED_BY, StopRequest, without_hangup
+from rlvlm.core.console.signals import ASKED_BY, StopRequest
 
 
 @pytest.mark.parametrize("number", ASKED_BY)
@@ -33,17 +33,13 @@ def test_the_handlers_can_be_taken_back_from_a_library() -> None:
         assert stop
 
 
-def test_a_run_under_nohup_and_what_it_starts_outlive_the_terminal() -> None:
+def test_a_run_under_nohup_outlives_the_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopRequest() as stop:
         stop.take_over()
         os.kill(os.getpid(), signal.SIGHUP)
         assert not stop
     signal.signal(signal.SIGHUP, before)
-    with without_hangup():
-        code = "import os, signal; os.kill(os.getpid(), signal.SIGHUP); print('lives')"
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "lives\n"
-    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:
@@ -55,6 +51,18 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert child.stdout == "asked\n"
     assert child.returncode in (-signal.SIGINT, 130)
+
+
+def test_a_time_limit_that_signals_the_process_and_its_group_asks_once() -> None:
+    """`timeout` sends SIGTERM to its child, and then to the child's whole group."""
+    code = (
+        "import time\nfrom rlvlm.core.console.signals import StopRequest\n"
+        "with StopRequest() as stop:\n    print('ready', flush=True)\n    while not stop:\n        time.sleep(0.01)\n"
+        "    time.sleep(0.3)\n    print('saved')\n"
+    )
+    command = ["timeout", "2", sys.executable, "-c", code]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert child.stdout == "ready\nsaved\n" and child.returncode == 124, "the code of timeout itself"
 
 
 def test_an_early_warning_beside_the_real_signal_ends_nothing() -> None:
