@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ray
-from ray._private import services
+from ray._private import ray_constants, services
 from ray._private.node import Node
 from ray._private.utils import write_ray_address
 
@@ -49,6 +50,8 @@ _NEVER = re.compile(r"(?:^(?:ModuleNotFoundError|ImportError): |failed to instal
 _IDLE = ("start_api_server", "start_monitor", "start_log_monitor")
 """Methods of Ray's node that start, in this order, processes that only dashboards and autoscaling need: usage
 statistics, the autoscaler, and copying of workers' output to drivers."""
+_UV = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+"""Ray's variable, and its constant, that says whether it ships the environment of `uv run` to all workers."""
 _PREFIX = "rlvlm"
 _TOKEN = secrets.token_hex(32)
 """Token of every Ray started by this process: Ray reads it once per process, and sends the same to the next Ray."""
@@ -207,7 +210,7 @@ def start_ray(
         slow.start()
         logging.getLogger("ray").addHandler(said)
         try:
-            with _own_sessions(), _no_idle_processes() if is_alone else nullcontext():
+            with _own_way(), _no_idle_processes() if is_alone else nullcontext():
                 ray.init(
                     address="local",
                     # the judge's replica and Serve's own actors need a slot each
@@ -226,7 +229,9 @@ def start_ray(
             write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
             break
         except Exception as error:  # Ray raises bare Exceptions here, e.g. without an answer for 30 seconds
-            failure, now = first_line(error), time.monotonic()
+            # what it logs names the cause more often than what it raises
+            failure = "; ".join(dict.fromkeys([first_line(error), *(line.strip() for line in said.lines[-1:])]))
+            now = time.monotonic()
             ray.shutdown()
             logged = [*said.lines, *(file.read_text(errors="replace") for file in folder.rglob("*.err"))]
             sweep(folder, spared=os.getpid())
@@ -238,43 +243,55 @@ def start_ray(
             is_busy = now - begun > SLOW_S and now - first < PATIENCE_S
             if number + 1 >= START_TRIES and not is_busy:
                 raise MachineError(
-                    f"Ray does not start: {failure}", "rlvlm doctor  (memory, /dev/shm, ports, load)"
+                    f"Ray does not start, after {number + 1} tries in {(now - first) / 60:.1f} minutes: {failure}",
+                    "rlvlm doctor  (memory, /dev/shm, ports, load); where the machine is merely busy, try again later",
                 ) from error
-            log(f"Ray was not ready after {now - begun:.0f} s ({_load()}: {failure}); waiting again, try {number + 2}")
+            left_min = max(0.0, first + PATIENCE_S - now) / 60
+            log(
+                f"Ray was not ready after {now - begun:.0f} s ({_load()}): {failure}; try {number + 2} of those that "
+                f"begin in the next {left_min:.0f} minutes"
+            )
         finally:
             slow.cancel()
             logging.getLogger("ray").removeHandler(said)
 
 
 @contextmanager
-def _own_sessions() -> Iterator[None]:
-    """Makes a starting Ray put each of its processes, and with them all workers, into a session of its own.
+def _own_way() -> Iterator[None]:
+    """Makes a starting Ray of our own differ in what it has no settings for.
 
-    A signal to the group of the run's process (a scheduler's, that of `timeout`, Ctrl-C, a closed terminal) would end
-    Ray too, and a run needs it to save. What ends with the run does so as before: by the kernel when this process dies,
-    and by the guardian.
+    - Each of its processes, and with it all workers, is in a session of its own. A signal to the group of the run's
+      process (a scheduler's, that of `timeout`, Ctrl-C, a closed terminal) would end Ray too, and a run needs it to
+      save. Ray ends with this process as before: by the kernel's doing and by the guardian's.
+    - Under `uv run` it would pack the working folder, however large, for workers of other machines. Here they have the
+      interpreter and the folder of this process anyway. A user who sets Ray's variable decides.
     """
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, start_new_session=True)  # pyright: ignore[reportAttributeAccessIssue] - Ray has no setting for this
-    try:
+    popen, is_asked = services.ConsolePopen, _UV in os.environ
+    with (
+        _changed(services, ConsolePopen=partial(popen, start_new_session=True)),
+        nullcontext() if is_asked else _changed(ray_constants, **{_UV: False}),
+    ):
         yield
-    finally:
-        services.ConsolePopen = popen
 
 
-@contextmanager
-def _no_idle_processes() -> Iterator[None]:
+def _no_idle_processes() -> AbstractContextManager[None]:
     """Makes a starting Ray leave out three processes that a run without a dashboard does not need, some 160 MiB. It
     would wait for the first, during seconds in which all cores are busy with imports.
     """
-    kept = {name: getattr(Node, name) for name in _IDLE}
+    return _changed(Node, **dict.fromkeys(_IDLE, lambda *_, **__: None))
+
+
+@contextmanager
+def _changed(owner: Any, **values: Any) -> Iterator[None]:
+    """Gives attributes of a module or class of Ray other values while the context is open."""
+    kept = {name: getattr(owner, name) for name in values}
     try:
-        for name in kept:
-            setattr(Node, name, lambda *_, **__: None)
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
-        for name, start in kept.items():
-            setattr(Node, name, start)
+        for name, value in kept.items():
+            setattr(owner, name, value)
 
 
 class _Said(logging.Handler):
