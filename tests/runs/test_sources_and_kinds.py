@@ -176,6 +176,40 @@ def test_a_loss_of_ones_own_reads_a_tensor_of_its_own_in_turns_and_in_chunks(loc
         assert 0 < report["loss/weight"] < 1
 
 
+EXTRAS = """
+from rlvlm.algorithms.policy_gradient.losses import clipped, policy_loss
+@policy_loss("mine", extras=lambda episode: EXPRESSION)
+def mine(batch, config):
+    return clipped(batch, config)
+"""
+
+
+@pytest.mark.parametrize("kind", [TURNS, CHUNKS])
+@pytest.mark.parametrize(
+    ("expression", "refusal"),
+    [
+        ('{"own": episode.env_rewards}', "the extras own of algo.loss.policy .* have lengths"),
+        ('{"own": episode.reward}', "asks for episode.reward, which there is not"),
+        ('{"own": sum(episode.gains)}', "are a single number"),
+        ("episode.gains", "returns a ndarray"),
+        *((f'{{"own": episode.{name}}}', "") for name in ("turn_rewards", "gains", "rewards", "values", "log_probs")),
+        ('{"own": [answer["bins"] for answer in episode.answers]}', ""),  # as only the policy knows them
+    ],
+)
+def test_a_function_of_an_episode_that_a_loss_cannot_use_is_refused_before_anything_starts(
+    kind: str, expression: str, refusal: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(EXTRAS.replace("EXPRESSION", expression))
+    settings = algorithm_settings(configured(kind, {"algo.loss.policy": f"{file}:mine"}), None)
+    if not refusal:
+        settings.validate()
+        return
+    with pytest.raises(UsageError, match=refusal) as caught:
+        settings.validate()
+    assert refusal.startswith("returns") or "episode" in f"{caught.value} {caught.value.fix}"
+
+
 def test_every_source_of_every_kind_has_a_row() -> None:
     rows = {(kind, settings["reward.source"]) for kind, settings, _ in TABLE if "reward.source" in settings}
     assert rows == {(kind, source) for kind in KINDS for source in (*SOURCES, "mixture")}

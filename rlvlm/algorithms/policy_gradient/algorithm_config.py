@@ -10,6 +10,7 @@ from rlvlm.algorithms.learners import check_learners, own_learner_gpu, use_assig
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.extras import check_extras
 from rlvlm.algorithms.policy_gradient.learner import PolicyModule, TokenLearner
 from rlvlm.algorithms.policy_gradient.turns import TurnRunner
 from rlvlm.core.episodes import IntArray, Observations
@@ -163,6 +164,11 @@ class TokenConfig(BaseConfig):
             raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
         if "groups" in needs and self.kind == "turns" and algo.num_envs % algo.group_size:
             raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
+        check_extras(
+            algo.loss.policy,
+            has_chunks=self.kind == "chunks",
+            is_piece=self.kind == "turns" and bool(algo.rollout_turns),
+        )
         if algo.env_runners and self.kind == "turns":
             raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
         if algo.rollout == "asynchronous" and not (algo.env_workers if self.kind == "chunks" else self.make_engine):

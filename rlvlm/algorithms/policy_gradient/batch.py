@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from rlvlm.algorithms.learners import largest, map_sharded
 from rlvlm.algorithms.policy_gradient.advantages import Trajectories, estimate, find_estimator
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.losses import find_policy_loss, k3, token_weights, truncated_importance
+from rlvlm.algorithms.policy_gradient.extras import extras_of
+from rlvlm.algorithms.policy_gradient.losses import k3, token_weights, truncated_importance
 from rlvlm.algorithms.sharding import rejoined
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode, answer_key
-from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, look
 
@@ -202,27 +202,9 @@ class BatchMaker:
         return own, counts, mismatch_of(own[sampled], old[sampled], counts[sampled], loss.correction_cap)
 
     def _extras(self, episodes: Sequence[TokenEpisode], rows: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """Returns [M] or [M, N], the episodes' extra tensors that the loss requests, by name.
-
-        Raises:
-            UsageError: one has another length than the episode's turns or answers.
-            NumericsError: one is not finite.
-        """
-        who, ask = self._algo.loss.policy, find_policy_loss(self._algo.loss.policy).extras
-        given = [{**episode.extras, **({} if ask is None else ask(episode))} for episode in episodes]
-        found: dict[str, Tensor] = {}
-        for name in sorted({name for extras in given for name in extras}):
-            for extras, episode in zip(given, episodes, strict=True):
-                column, lengths = extras.get(name, ()), [len(log_probs) for log_probs in episode.log_probs]
-                got = [np.size(each) for each in column]
-                if got not in ([1] * len(episode), lengths):
-                    raise UsageError(
-                        f"the extras {name} of algo.loss.policy {who} have lengths {got}, for an episode of "
-                        f"{len(episode)} turns whose answers have {lengths}",
-                        "give one number for each turn, or an array for each turn as long as its answer",
-                    )
-                if not all(np.isfinite(each).all() for each in column):
-                    raise NumericsError(f"the extras {name} of algo.loss.policy {who} are not finite", "mend them")
+        """Returns [M] or [M, N], the episodes' extra tensors that the loss requests, by name; raises as `extras_of`."""
+        given, found = extras_of(episodes, self._algo.loss.policy), dict[str, Tensor]()
+        for name in sorted(given[0]):
             cells = [torch.as_tensor(np.asarray(given[e][name][t], np.float32)) for t, e in rows]
             found[name] = torch.stack(cells) if cells[0].ndim == 0 else _padded(cells)
         return found

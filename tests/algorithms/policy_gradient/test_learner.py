@@ -64,8 +64,12 @@ def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monk
         monkeypatch.setitem(POLICY_LOSSES, "own", _extra(value))
         assert list(learner.batches.make(update).extras["own"].shape) == shape
     for value, error, said in (
-        (lambda turns, size: np.arange(turns + 1), UsageError, "one number for each turn, or an array"),
-        (lambda turns, size: [np.arange(size - 1)] * turns, UsageError, "one number for each turn, or an array"),
+        (lambda turns, size: np.arange(turns + 1), UsageError, "one number for each turn, as episode.turn_rewards"),
+        (
+            lambda turns, size: [np.arange(size - 1)] * turns,
+            UsageError,
+            "one number for each turn, as episode.turn_rewards",
+        ),
         (lambda turns, size: np.full(turns, np.nan), NumericsError, "own of algo.loss.policy own are not finite"),
     ):
         monkeypatch.setitem(POLICY_LOSSES, "own", _extra(value))
