@@ -20,7 +20,7 @@ import tyro
 
 from rlvlm.judge_bench.rows import read_row
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pages.bench_row import cells
+from rlvlm.pages.judge import cells
 from rlvlm.pocket.models import weights_folder
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES

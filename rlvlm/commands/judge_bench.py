@@ -54,7 +54,7 @@ def command(words: Sequence[str], prog: str) -> int:
             from rlvlm.reports.judges_page import compare_entries
 
             return compare_entries(arguments.rows, arguments.items, arguments.out)
-        from rlvlm.pages.bench_row import compare_benches
+        from rlvlm.reports.compare_benches import compare_benches
 
         return compare_benches(arguments.rows)
     if words and words[0] == "harvest":

@@ -1,12 +1,14 @@
-"""Reads one judge's answers from a run's query log or a label store, as items and answers of the judge bench.
+"""One judge's answers with the truth, from a bench, a run's query log or a label store: what every page and chart of a
+judge reads.
 
-The bench's own figures and faults (`judge_bench.faults.grade`) apply to them: a judge report is a judge bench on
-recorded labels. In addition, this has what a page shows: outcomes, images and texts.
+The bench's figures and faults (`judge_bench.faults.grade`) apply to all of them: a judge report is a judge bench on
+recorded labels.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Stamp, Verdict
 from rlvlm.judge_bench.asking import Answer
-from rlvlm.judge_bench.faults import grade
+from rlvlm.judge_bench.faults import Graded, grade
 from rlvlm.judge_bench.figures import cost_figures, difficulty_of, outcome_of
 from rlvlm.judge_bench.items import NUM_BINS, Item
 from rlvlm.labels.records import Question, StoredAnswer, answer_key, truth_about
@@ -40,18 +42,20 @@ GIVEN = ("left", "right", "no preference", "invalid", "failed")
 
 
 @dataclass(kw_only=True)
-class Recorded:
-    """N answers of one judge to comparisons."""
+class Answers:
+    """N answers of one judge."""
 
     name: str
     """Short name for a legend."""
-    about: str
+    about: str = ""
     """One line: judge, prompt, decoding, goal."""
     judge: str = ""
     """Name of the answerer, from the stamp."""
-    task: str
-    store: LabelStore | None
+    task: str = ""
+    store: LabelStore | None = None
     """Store that has the images."""
+    num_frames: int = 1
+    """Maximum number of images shown per episode."""
     scale: float = 1.0
     """Scale by which truths were divided: 1 for progress, the widest gap for returns."""
     items: list[Item] = field(default_factory=list)
@@ -82,13 +86,23 @@ class Recorded:
             [answer.latency_s for answer in self.answers if answer.latency_s > 0 and answer.status != "failed"]
         )
 
+    @cached_property
+    def graded(self) -> Graded:
+        """Figures and faults of the answers, of which none may be added afterwards."""
+        return grade(self.items, self.answers, self.num_frames)
+
+    @property
+    def by_difficulty(self) -> NDArray[np.int64]:
+        """[10, 3] counts of right, wrong and other answers to pairs by tenths of the gap in the truth."""
+        return np.array(self.graded.pairs.get("by_difficulty", np.zeros((NUM_BINS, 3))), np.int64)
+
     @property
     def has_truth(self) -> bool:
         """Whether the truth about any pair is known."""
-        return any(np.isfinite(item.gap) for item in self.items)
+        return any(item.case == "pair" and np.isfinite(item.gap) for item in self.items)
 
 
-def read_sources(paths: Sequence[Path]) -> list[Recorded]:
+def read_sources(paths: Sequence[Path]) -> list[Answers]:
     """Reads the answers in `paths`: runs, label stores (one entry per judge), or folders that contain runs.
 
     Raises:
@@ -96,7 +110,7 @@ def read_sources(paths: Sequence[Path]) -> list[Recorded]:
     """
     if not paths:
         raise UsageError("name at least one run's folder or label store", "rlvlm judge-report runs/drawer_open/<time>")
-    found: list[Recorded] = []
+    found: list[Answers] = []
     for path in paths:
         if is_store(path):
             found += read_store(path)
@@ -118,7 +132,7 @@ def read_sources(paths: Sequence[Path]) -> list[Recorded]:
     return found
 
 
-def read_run(folder: RunFolder) -> list[Recorded]:
+def read_run(folder: RunFolder) -> list[Answers]:
     """Returns the answers in a run's query log, one entry per answerer.
 
     Images and prices come from the run's store if it has one, and so do answers about the same pairs in the other order
@@ -137,7 +151,7 @@ def read_run(folder: RunFolder) -> list[Recorded]:
     # a log without names is of one judge
     by = list(dict.fromkeys(row.get("answered_by") or "" for row in logged))
     sources = {
-        name: Recorded(
+        name: Answers(
             name=f"{folder.path.name} by {name}" if len(by) > 1 else folder.path.name,
             about=config.title, judge=name, task=config.task, store=store,
         )
@@ -165,7 +179,7 @@ def read_run(folder: RunFolder) -> list[Recorded]:
     return list(sources.values())
 
 
-def read_store(folder: Path) -> list[Recorded]:
+def read_store(folder: Path) -> list[Answers]:
     """Returns the comparisons in a store, one entry per stamp and task.
 
     Raises:
@@ -187,7 +201,7 @@ def read_store(folder: Path) -> list[Recorded]:
         scale = 1.0 if has_progress or not gaps else max(*gaps, 1e-6)
         # a judge's answers about several goals are one entry; the first few goals name it
         goals = sorted({entry.question.goal for entry in stored})
-        source = Recorded(
+        source = Answers(
             name=f"{stamp.judge} {stamp.prompt}".strip(),
             about=f"{_describe(stamp)}; goal {', '.join(goals[:3])}",
             judge=f"{stamp.judge} {stamp.prompt}",
@@ -242,16 +256,18 @@ def _describe(stamp: Stamp) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def outcomes(source: Recorded) -> NDArray[np.str_]:
-    """Returns the [N] outcomes of the answers, as in `OUTCOMES`."""
+def outcomes(source: Answers) -> NDArray[np.str_]:
+    """Returns the [N] outcomes of the answers, as in `OUTCOMES`; `scored` for a score that could be read."""
     names = {outcome: name for name, outcome in OUTCOMES.items()}
-    found = [
-        (outcome_of(item, answer), answer.status) for item, answer in zip(source.items, source.answers, strict=True)
-    ]
-    return np.array([names[status if outcome == "unread" else outcome] for outcome, status in found])
+    found = []
+    for item, answer in zip(source.items, source.answers, strict=True):
+        end = outcome_of(item, answer) if len(item.truth) == 2 else "unread"
+        end = answer.status if end == "unread" else end
+        found.append(names.get(end, "scored"))
+    return np.array(found)
 
 
-def by_bin(source: Recorded) -> dict[str, NDArray[np.int64]]:
+def by_bin(source: Answers) -> dict[str, NDArray[np.int64]]:
     """Returns [10] counts of each outcome by difficulty, for answers whose truth is known."""
     counts = {name: np.zeros(NUM_BINS, np.int64) for name in OUTCOMES}
     for item, outcome in zip(source.items, outcomes(source), strict=True):
@@ -260,10 +276,12 @@ def by_bin(source: Recorded) -> dict[str, NDArray[np.int64]]:
     return counts
 
 
-def confusion(source: Recorded) -> NDArray[np.int64]:
+def confusion(source: Answers) -> NDArray[np.int64]:
     """Returns [4, 5] counts of truths (`TRUTHS`) against answers (`GIVEN`)."""
     table = np.zeros((len(TRUTHS), len(GIVEN)), np.int64)
     for item, answer in zip(source.items, source.answers, strict=True):
+        if item.case != "pair":
+            continue
         # the right answer: the label left would be right if the left side is nearer
         as_left = outcome_of(item, replace(answer, label="left"))
         truth = {"right": "left", "wrong": "right"}.get(as_left, as_left)
@@ -273,14 +291,14 @@ def confusion(source: Recorded) -> NDArray[np.int64]:
     return table
 
 
-def summarise(source: Recorded) -> dict[str, Any]:
+def summarise(source: Answers) -> dict[str, Any]:
     """Returns one row of `judge_report.json`.
 
     Returns:
         `source`, `about`, `answers` and the count of each outcome; `figures`: `pairs` and `cost` as in a bench.json,
         with `latency_p50_s` and `latency_p95_s`; `faults` as in a bench.json.
     """
-    found, graded = outcomes(source), grade(source.items, source.answers, num_frames=1)
+    found, graded = outcomes(source), source.graded
     times = np.quantile(source.latencies, [0.5, 0.95]).tolist() if len(source.latencies) else (None, None)
     cost = cost_figures(source.answers)
     cost |= {"answers_per_s": None}  # each answer has the time of its whole batch

@@ -20,6 +20,7 @@ OUTCOMES = {
     "correct": "#2a9d8f",
     "incorrect": "#e76f51",
     "truth ties": "#a8c5da",
+    "not checked": "#d9c9a3",
     "no preference": "#cfcfcf",
     "invalid": "#8d6e97",
     "failed": "#454b54",

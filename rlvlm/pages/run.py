@@ -12,12 +12,13 @@ from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Query
 from rlvlm.judges.prompts import compare_messages
 from rlvlm.pages.charts import OUTCOMES
+from rlvlm.pages.page import Card, Picture, Section, Table, page
 from rlvlm.pages.run_charts import outcome, write_plots
 from rlvlm.runs.answers import final_answers, truth_name
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.summary import score_error, summarise_judge
-from rlvlm.templates import inline, render
+from rlvlm.templates import inline
 
 MAX_CARDS = 120
 MAX_BYTES = 2**28
@@ -50,6 +51,7 @@ _TILES = {
     "shown backwards": metrics.JUDGE_BACKWARDS_SCORE,
     "with another goal": metrics.JUDGE_OTHER_GOAL_SCORE,
 }
+_PNG = "data:image/png;base64,"
 
 
 def write_run_pages(folder: RunFolder) -> None:
@@ -59,13 +61,12 @@ def write_run_pages(folder: RunFolder) -> None:
     """
     config = folder.config()
     write_plots(folder, config.title)
-    if page := judge_page(folder, config.title, "" if not folder.queries.path.exists() else asked_text(config)):
-        write_whole(folder.panel, page)
+    if html := judge_page(folder, config.title, asked_text(config) if folder.queries.path.exists() else ""):
+        write_whole(folder.panel, html)
     if folder.played.exists():
         found = read_json(folder.played, MAX_BYTES)
-        by_instruction = folder.by_instruction.read()
-        page = episodes_page(found["episodes"], config.title, found["note"], found["measures"], by_instruction)
-        write_whole(folder.path / "episodes.html", page)
+        html = episodes_page(found, config.title, folder.by_instruction.read())
+        write_whole(folder.path / "episodes.html", html)
 
 
 def judge_page(folder: RunFolder, title: str, asked: str = "") -> str:
@@ -83,12 +84,15 @@ def judge_page(folder: RunFolder, title: str, asked: str = "") -> str:
         return ""
     shown = examples[:: -(-len(examples) // MAX_CARDS) or 1]  # every n-th, so that the whole run is covered
     judge = " and ".join(dict.fromkeys(example["judge"] for example in examples)) or "no judge"
-    facts = _of_comparisons(rows, shown, asked) if rows else _of_scores(folder, shown)
-    found = Counter(card["outcome"] for card in facts["cards"])
-    facts["title"] += f": {title}"
-    facts["note"] = f"{len(shown)} of {facts['note']} by {judge}" + ("." if rows else f", prompt {shown[0]['prompt']}.")
-    facts["shown_counts"] = {name: found[name] for name in facts["colours"] if found[name]}
-    return render("judge_panel.html.j2", **facts)
+    cards = [_card(example) for example in shown]
+    if rows:
+        cards.sort(key=lambda card: FIRST.index(card.outcome) if card.outcome in FIRST else len(FIRST))
+        note = f"{len(shown)} of {len(rows):,} queries, evenly sampled over the run. Answered by {judge}."
+        return page(f"What the judge saw: {title}", [_of_comparisons(rows, note, asked), _examples(cards, OUTCOMES)])
+    scores = folder.scores.read()
+    note = f"{len(shown)} of {len(scores):,} scores, evenly sampled over the run. Scored by {judge}, prompt "
+    sections = [*_of_scores(folder, scores, f"{note}{shown[0]['prompt']}."), _examples(cards, SCORE_COLOURS)]
+    return page(f"What the judge scored: {title}", sections)
 
 
 def asked_text(config: RunConfig) -> str:
@@ -106,14 +110,10 @@ def asked_text(config: RunConfig) -> str:
     return "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)
 
 
-def _of_comparisons(
-    rows: Sequence[Mapping[str, str]], examples: Sequence[Mapping[str, Any]], asked: str
-) -> dict[str, Any]:
-    """Returns the page's content on comparisons: `rows` of the query log, and `examples` of `judge_panel.jsonl`."""
+def _of_comparisons(rows: Sequence[Mapping[str, str]], note: str, asked: str) -> Section:
+    """Returns the figures of the query log's `rows`."""
     counts, total = Counter(map(outcome, rows)), len(rows)
     decided = counts["correct"] + counts["incorrect"]
-    cards = [{**row, "outcome": outcome(row)} for row in examples]
-    cards.sort(key=lambda card: FIRST.index(card["outcome"]) if card["outcome"] in FIRST else len(FIRST))
     tiles = {
         "queries": f"{total:,}",
         "no preference": f"{100 * counts['no preference'] / total:.1f} %",
@@ -126,67 +126,123 @@ def _of_comparisons(
     by = Counter(row.get("answered_by") for row in rows)
     if len(by) > 1:  # a judge and a person, or several people
         tiles |= {f"answered by {name}": f"{count:,}" for name, count in by.items()}
-    return {
-        "title": "What the judge saw",
-        "note": f"{total:,} queries, evenly sampled over the run. Answered",
-        "cards": cards,
-        "tiles": tiles,
-        "shares": {name: 100 * counts[name] / total for name in OUTCOMES if counts[name]},
-        "colours": OUTCOMES,
-        "asked": asked,
-        "alarm_step": None,
-        "fooled_by": 0,
-        "plot": "",
-    }
+    shares = {name: counts[name] / total for name in OUTCOMES if counts[name]}
+    folded = ("What the judge is asked", asked) if asked else ("", "")
+    return Section(notes=[note], tiles=tiles, shares=shares, colours=OUTCOMES, folded=folded)
 
 
-def _of_scores(folder: RunFolder, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the page's content on scores, and their agreement with the truth."""
-    scores, figures = folder.scores.read(), summarise_judge(folder)
+def _of_scores(folder: RunFolder, scores: Sequence[dict[str, str]], note: str) -> list[Section]:
+    """Returns the alarm, and the agreement of the scores with the truth."""
+    figures = summarise_judge(folder)
     plot = folder.plots / "judge_over_training.png"
     tiles = {name: f"{figures[metric]:.2f}" for name, metric in _TILES.items() if metric in figures}
     # a judge of progress has no false positives; its figure is the mean error
     if not tiles and (error := score_error(scores)) is not None:  # compared with progress, not with success
         tiles["mean error"] = f"{error:.2f}"
-    return {
-        "title": "What the judge scored",
-        "note": f"{len(scores):,} scores, evenly sampled over the run. Scored",
-        "cards": examples,
-        "tiles": tiles,
-        "shares": {},
-        "colours": SCORE_COLOURS,
-        "asked": "",
-        "alarm_step": figures.get("alarm_step"),
-        "alarm_reason": figures.get("alarm_reason"),
-        "fooled_by": figures.get("fooled_by"),
-        "plot": inline(plot) if plot.exists() else "",
-    }
+    alerts, notes = [], [note]
+    if (step := figures.get("alarm_step")) is not None:
+        alerts.append(
+            f"Alarm from step {step:,} on: {figures.get('alarm_reason')}. What the judge pays for is then no evidence "
+            "of success."
+        )
+    if fooled := figures.get("fooled_by"):
+        notes.append(
+            f"{fooled:,} that it took for successes are in fooled.jsonl; rlvlm judge-bench harvest draws them and "
+            "makes a suite of them."
+        )
+    charts = {"the judge against the truth over training": inline(plot)} if plot.exists() else {}
+    return [Section(alerts=alerts, notes=notes, tiles=tiles), Section(charts=charts)]
 
 
-def episodes_page(
-    cards: Sequence[Mapping[str, Any]],
-    heading: str,
-    note: str,
-    tiles: Mapping[str, Any],
-    by_instruction: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Returns the page's HTML: results of the episodes, then a strip of captioned frames of each.
+def _examples(cards: Sequence[Card], colours: Mapping[str, str]) -> Section:
+    empty = [] if cards else ["No query was asked of which images were kept."]
+    return Section(notes=empty, cards=cards, colours=colours)
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    """Returns the card of an example of `judge_panel.jsonl`, whose images are base64 PNGs."""
+    step = f"step {row['env_steps']:,}"
+    if "left" not in row:  # a score
+        said = "no score" if row["score"] is None else f"{row['score']:.2f}"
+        truth = f"true return {row['return']:.4g}" if row["progress"] is None else f"progress {row['progress']:.2f}"
+        truth = ", ".join(filter(None, (row["ending"], truth)))
+        right = "" if row["truth"] == row["progress"] else f", right were {row['truth']:.2f}"
+        pictures = [
+            Picture(src=f"{_PNG}{frame}", alt=f"moment {number}") for number, frame in enumerate(row["frames"], start=1)
+        ]
+        facts = [row["goal"] + (f"; action: {row['action']}" if row["action"] else "")]
+        facts.append(f"judge: {said}, truth: {truth}{right}")
+        return Card(
+            title=step, outcome=row["outcome"], badge=row["outcome"], facts=facts, pictures=pictures, text=row["text"]
+        )
+    left, right = values = row["progress"] or row["returns"]
+    truths = [f"true progress {100 * v:.1f} %" if row["progress"] else f"true return {v:.4g}" for v in values]
+    better = "tie" if left == right else "left" if left > right else "right"
+    pictures = [
+        Picture(src=f"{_PNG}{row[side]}", alt=f"{side} image", caption="chosen" if row["label"] == side else side,
+                note=truth, is_chosen=row["label"] == side)
+        for side, truth in zip(("left", "right"), truths, strict=True)
+    ]  # fmt: skip
+    return Card(
+        title=f"{step}, query {row['index'] + 1} of its session",
+        outcome=outcome(row),
+        badge=outcome(row),
+        pictures=pictures,
+        is_pair=True,
+        shares=dict(zip(("left", "right", "tie"), row["probabilities"] or (), strict=False)),
+        facts=[f"{row['judge']}: {row['label'] or 'none'}, truth: {better}"],
+        text=row["text"],
+    )
+
+
+def episodes_page(played: Mapping[str, Any], title: str, by_instruction: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Returns the HTML of `episodes.html`: results of the episodes, then a strip of captioned frames of each.
 
     Args:
-        cards: as returned by `runs.played.episode_card`.
-        heading: heading of the page.
-        note: one sentence below it.
-        tiles: figures of all episodes, including those not shown.
+        played: content of `episodes.json`, see `runs.played.write_played`.
+        title: heading of the page.
         by_instruction: rows, with the same columns, of a table above the episodes.
     """
-    return render(
-        "episodes.html.j2",
-        title=heading,
-        note=note,
-        tiles=tiles,
-        shown_counts={name: sum(card["outcome"] == name for card in cards) for name in ENDINGS},
-        colours=ENDINGS,
-        columns=list(by_instruction[0]) if by_instruction else [],
-        rows=[list(row.values()) for row in by_instruction],
-        cards=cards,
+    cards = []
+    for episode in played["episodes"]:
+        pictures = [
+            Picture(
+                src=moment["picture"],
+                alt=f"step {moment['number']}",
+                caption=f"{moment['number']}",
+                code=moment["action"],
+                measures=_measures(moment),
+                words=moment["thought"],
+                is_tiny=moment["is_tiny"],
+            )
+            for moment in episode["moments"]
+        ]
+        shown = f" ({len(pictures)} of {episode['num_frames']} images shown)"
+        facts = f"return {episode['episode_return']:.3g}, {episode['steps']} step{'s' * (episode['steps'] != 1)}"
+        facts += shown if len(pictures) < episode["num_frames"] else ""
+        cards.append(
+            Card(
+                title=episode["title"],
+                outcome=episode["outcome"],
+                badge=episode["outcome"],
+                facts=[f"{facts}, seed {episode['seed']}"],
+                pictures=pictures,
+            )
+        )
+    tables = (
+        [Table(heads=list(by_instruction[0]), rows=[list(row.values()) for row in by_instruction])]
+        if by_instruction
+        else []
     )
+    notes = [played["note"] if cards else "No episode was played."]
+    lead = Section(notes=notes, tiles=played["measures"], tables=tables)
+    return page(title, [lead, Section(cards=cards, colours=ENDINGS, is_wide=True)])
+
+
+def _measures(moment: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    found = []
+    if (reward := moment["reward"]) is not None:
+        found.append(("reward", f"{reward:+.2f}", "gain" if reward > 0 else "loss" if reward < 0 else ""))
+    if (value := moment["value"]) is not None:
+        found.append(("value", f"{value:.2f}", ""))
+    return found

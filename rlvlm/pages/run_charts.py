@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 from rlvlm.core import metrics
 from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.pages.charts import ACCENT, INK, OUTCOMES, SCORED, STYLE, save, show_coinciding, stack_shares, titled
-from rlvlm.runs.answers import RETURN, final_answers, logged_truths, truth_name
+from rlvlm.pages.answers import Answers
+from rlvlm.pages.charts import ACCENT, INK, OUTCOMES, SCORED, STYLE, save, show_coinciding, titled
+from rlvlm.pages.judge_charts import draw_difficulty, draw_scores
+from rlvlm.runs.answers import final_answers, logged_pairs
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.scores import DECODINGS
 
@@ -37,10 +39,13 @@ def write_plots(folder: RunFolder, title: str) -> list[Path]:
     if evaluations:
         wanted["learning_curve.png"] = lambda: draw_learning_curve(evaluations, queries or scores, rows, title)
     if queries:
-        wanted["vlm_accuracy.png"] = lambda: draw_accuracy(queries, title)
+        items, answers = logged_pairs(queries, "")
+        wanted["vlm_accuracy.png"] = lambda: draw_difficulty(
+            [Answers(name="", items=items, answers=answers)], by_count=True, title=title
+        )
         wanted["labels_over_time.png"] = lambda: draw_labels_over_time(queries, title)
-    if any(row["vlm_score"] and row["ground_truth_score"] for row in scores):
-        wanted["vlm_scores.png"] = lambda: draw_scores(scores, title, says_success=bool(watched))
+    if groups := scores_by_progress(scores):
+        wanted["vlm_scores.png"] = lambda: draw_scores(groups, title=f"{title}: scores by true progress")
     if watched:
         wanted["judge_over_training.png"] = lambda: draw_judge_over_training(watched, title)
     folder.plots.mkdir(exist_ok=True)
@@ -94,38 +99,6 @@ def draw_learning_curve(evaluations: Rows, queries: Rows, rows: Sequence[Mapping
     return figure
 
 
-def draw_accuracy(queries: Rows, title: str) -> Figure:
-    """Draws correct, incorrect and undecided shares by the true difference between the two sides.
-
-    A bar has about a tenth of the queries: most pairs differ little, and of bars of equal width the first would have
-    half of them.
-    """
-    gaps = np.abs(np.diff(logged_truths(queries))[:, 0])
-    # deciles of the gaps; equal ones share a bar, so there may be fewer than ten
-    starts = np.unique(np.sort(gaps)[np.arange(NUM_BINS) * len(gaps) // NUM_BINS])
-    bins, num_bins = np.searchsorted(starts, gaps, side="right") - 1, len(starts)
-    outcomes = np.array([outcome(row) for row in queries])
-    figure = titled(8, 5.6, title)
-    axes, counts = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-    # shares are of a bar's own queries; the panel below shows their number
-    totals = np.bincount(bins, minlength=num_bins)
-    shares = {
-        name: 100 * np.bincount(bins[outcomes == name], minlength=num_bins) / np.maximum(totals, 1)
-        for name in OUTCOMES
-        if (outcomes == name).any()
-    }
-    stack_shares(axes, shares, OUTCOMES)
-    axes.set(ylabel="answers, %", ylim=(0, 100), title="Answers by difficulty: hard pairs left, easy pairs right")
-    axes.legend(ncols=len(OUTCOMES), loc="upper center", bbox_to_anchor=(0.5, -0.01))
-    counts.bar(range(num_bins), totals, color="#b9c4c9", width=0.86)
-    counts.set_xticks(range(num_bins), [f"{100 * start:.2g}" for start in starts])
-    unit, of = ("true progress", "% of the task")
-    if truth_name(queries) == RETURN:
-        unit, of = RETURN, "% of the widest"
-    counts.set(xlabel=f"difference in {unit} from here on, {of}", ylabel="queries")
-    return figure
-
-
 def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     """Draws the outcomes of each feedback session, and the accuracy of decided ones."""
     _, firsts, places = np.unique(column(queries, "session"), return_index=True, return_inverse=True)
@@ -155,25 +128,13 @@ def draw_labels_over_time(queries: Rows, title: str) -> Figure:
     return figure
 
 
-def draw_scores(scores: Rows, title: str, *, says_success: bool = False) -> Figure:
-    """Draws every score of the log over the true progress, and the mean score of each tenth of it. A score that
-    `says_success` need not be as high as progress.
-    """
+def scores_by_progress(scores: Rows) -> dict[str, FloatArray]:
+    """Returns the scores of the log by tenths of the true progress, lowest first; unknown ones are left out."""
     given = [row for row in scores if row["vlm_score"] and row["ground_truth_score"]]
     truth, said = column(given, "ground_truth_score"), column(given, "vlm_score")
     # full progress belongs to the last tenth
     bins = np.minimum((truth * NUM_BINS).astype(int), NUM_BINS - 1)
-    present = np.unique(bins)
-    figure = titled(6.4, 5.4, title)
-    axes = figure.add_subplot()
-    if not says_success:
-        axes.plot((0, 100), (0, 100), color="#b9c4c9", linewidth=1, label="ideal")
-    axes.scatter(100 * truth, 100 * said, s=9, color=SCORED["scored"], alpha=0.35, linewidths=0, label="one score")
-    means = [(100 * truth[bins == place].mean(), 100 * said[bins == place].mean()) for place in present]
-    axes.plot(*zip(*means, strict=True), color=INK, marker="o", markersize=4, label="mean per tenth of progress")
-    axes.set(xlabel="true progress, %", ylabel="score, %", title=f"{len(given):,} scores against progress")
-    axes.legend(loc="upper left")
-    return figure
+    return {f"{10 * place} to {10 * place + 10} %": said[bins == place] for place in np.unique(bins).tolist()}
 
 
 def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:

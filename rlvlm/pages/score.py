@@ -17,8 +17,8 @@ from rlvlm.judge_bench.faults import Graded, grade
 from rlvlm.judge_bench.figures import Figures, cost_figures, rank_correlation
 from rlvlm.judge_bench.rows import PAIR_NAMES, SCORE_NAMES, number_cell, share_cell
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, find_threshold, known_rows, suspicions
-from rlvlm.pages.bench_charts import WIDTH
 from rlvlm.pages.charts import INK, STYLE, to_svg
+from rlvlm.pages.judge_charts import WIDTH
 from rlvlm.templates import inline, render
 
 MAX_CARDS = 200

@@ -28,9 +28,8 @@ from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.images import MAX_PIXELS, image_digest
 from rlvlm.labels.store import LabelStore
-from rlvlm.pages.bench import WorstAnswers, bench_page
-from rlvlm.pages.bench_charts import draw_bench
-from rlvlm.pages.bench_row import print_row
+from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
+from rlvlm.pages.page import page, print_sections
 from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import find_folder
 from rlvlm.serving.config import PageConfig
@@ -103,9 +102,10 @@ def bench_judge(options: BenchOptions) -> int:
     if wanted.frozen is not None and found.is_whole:
         entry = entry_of(found, options.name, read_questions(wanted.frozen.path))
         write_whole(out / ENTRY_FILE, entry_text(entry))
-    pictures = draw_bench(row, predictions, curve_runs, *found.rows())
-    write_whole(out / "bench.html", bench_page(row, worst, *pictures))
-    print_row(row)
+    title, sections = f"{judge_name(row)} on {row['bench']['suite']}", bench_sections(row, found, curve_runs, worst)
+    write_whole(out / "bench.html", page(title, sections))
+    console.print(f"\n{title}", style="bold")
+    print_sections(sections)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
 

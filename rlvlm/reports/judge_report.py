@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.core.console.tables import plain_console, plain_table
+from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.judging import Label, Query, Status
@@ -21,17 +21,31 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.images import MissingImage
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore, is_store
-from rlvlm.pages.answers import OUTCOMES, Recorded, by_bin, outcomes, read_sources, summarise
-from rlvlm.pages.judge_charts import draw_all
+from rlvlm.pages.answers import OUTCOMES as BY_BIN
+from rlvlm.pages.answers import Answers, by_bin, outcomes, read_sources, summarise
+from rlvlm.pages.judge import answer_sections, pair_card
+from rlvlm.pages.judge_charts import REFERENCE
+from rlvlm.pages.page import Card, Section, Table, page, print_sections
 from rlvlm.runs.folder import find_folder
-from rlvlm.runs.records import encode_png
 from rlvlm.runs.tables import CsvTable
-from rlvlm.templates import inline, render
 
-BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in OUTCOMES))
+BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in BY_BIN))
 MAX_MISTAKES = 6
 """Mistakes shown per source."""
-_CARD_PX = 200
+_KAPPA = (
+    "Kappa is 1 where two always agree and 0 where they agree as often as chance would have it. Of two figures the "
+    "first is that of the one named first."
+)
+_READING = (
+    "Accuracy on decided pairs: labels that name the side with more true progress. Undecided and unreadable answers, "
+    "and pairs whose truth is a tie, do not count. The interval is Wilson's.",
+    "Said left: share of decided labels that name the first image. Pairs are drawn at random, so far from 50 % means a "
+    "preference for a place.",
+    "Label swaps with the order: of the pairs asked in both orders, how many labels swap with the images. Runs ask in "
+    "one order; rlvlm judge-report RUN --ask-swapped 100 asks in the other afterwards.",
+    "The truth is the simulator's. No judge sees it: runs write it into the store after the answers.",
+    f"Published answers are of {REFERENCE}, by another model about other images: the shape to expect, and no race.",
+)
 
 
 def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int:
@@ -39,7 +53,7 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
 
     Args:
         paths: folders of runs or of label stores, or folders that contain runs.
-        out: folder for judge_report.html, .json and .csv, and the figures.
+        out: folder for judge_report.html, .json and .csv.
         ask_swapped: number of questions of each run that are put to its judge again with the images exchanged.
 
     Raises:
@@ -53,7 +67,6 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     make_output_folder(out)
     rows = [summarise(source) for source in sources]
     shared = compare_answers(sources)
-    pictures = draw_all(sources, out)
     # with each source the comparison with others on the same queries
     write_json(
         out / "judge_report.json",
@@ -61,20 +74,14 @@ def report_judges(paths: Sequence[Path], out: Path, ask_swapped: int = 0) -> int
     )
     bins = [(source.name, by_bin(source)) for source in sources]
     CsvTable(out / "judge_report.csv", BIN_COLUMNS, "bin").write(
-        {"source": source, "bin": place + 1} | {name.replace(" ", "_"): int(counts[name][place]) for name in OUTCOMES}
+        {"source": source, "bin": place + 1} | {name.replace(" ", "_"): int(counts[name][place]) for name in BY_BIN}
         for source, counts in bins
         for place in range(NUM_BINS)
     )
-    write_whole(out / "judge_report.html", report_page(sources, rows, pictures, "Judge report", shared))
-    console = plain_console(soft_wrap=True)
-    for row in rows:
-        said = [(name, cell) for name, cell in table_cells(row).items() if cell != "-"]
-        console.print(str(row["source"]), style="bold")
-        console.print(plain_table(("", ""), said, words=("",)))
-    for row in shared:
-        console.print(f"{row['first']} and {row['second']}, on the same queries", style="bold")
-        console.print(plain_table(("", ""), shared_cells(row).items(), words=("",)))
-    console.print(f"page and images: {out / 'judge_report.html'}")
+    sections = report_sections(sources, rows, shared)
+    write_whole(out / "judge_report.html", page("Judge report", sections))
+    print_sections(sections)
+    plain_console(soft_wrap=True).print(f"page: {out / 'judge_report.html'}")
     return EXIT_DONE
 
 
@@ -126,48 +133,35 @@ def _queries(store: LabelStore, questions: Sequence[Question]) -> list[Query]:
     return found
 
 
-def report_page(
-    sources: Sequence[Recorded],
-    rows: Sequence[Mapping[str, Any]],
-    pictures: Mapping[str, Path],
-    title: str,
-    shared: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Returns the page's HTML.
-
-    Takes the `rows` of `summarise`, one per source, the files of `draw_all`, and the results of `compare_answers`.
+def report_sections(
+    sources: Sequence[Answers], rows: Sequence[Mapping[str, Any]], shared: Sequence[Mapping[str, Any]] = ()
+) -> list[Section]:
+    """Returns the sections of a report, from the `rows` of `summarise`, one per source, and the results of
+    `compare_answers`.
     """
-    tables = [table_cells(row) for row in rows]
-    lines = [(name, [table[name] for table in tables]) for name in tables[0]]
-    return render(
-        "judge_report.html.j2",
-        title=title,
-        total=sum(map(len, sources)),
-        heads=[(row["source"], row["about"]) for row in rows],
-        lines=[(name, cells) for name, cells in lines if set(cells) != {"-"}],
-        pictures={name: inline(file) for name, file in pictures.items()},
-        mistakes=[_mistakes(source) for source in sources],
-        shared=[(f"{row['first']} and {row['second']}", shared_cells(row)) for row in shared],
-    )
-
-
-def table_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a row's figures as text, by name; the names are those of a judge bench."""
-    pairs, cost = row["figures"]["pairs"], row["figures"]["cost"]
-    p50, p95 = cost["latency_p50_s"], cost["latency_p95_s"]
-    return {
-        "answers": f"{row['answers']:,}",
-        PAIR_NAMES["accuracy"]: share_cell(pairs["accuracy"]),
-        PAIR_NAMES["undecided"]: share_cell(pairs["undecided"]),
-        **{name: f"{100 * row[name] / row['answers']:.1f} %" for name in ("invalid", "failed")},
-        PAIR_NAMES["said_left"]: share_cell(pairs["said_left"]),
-        PAIR_NAMES["consistent"]: share_cell(pairs["consistent"]),
-        PAIR_NAMES["ece"]: number_cell(pairs["ece"], 3),
-        "p50 / p95": "-" if p50 is None else f"{1_000 * p50:,.0f} / {1_000 * p95:,.0f} ms",
-        "tokens per answer": number_cell(cost["tokens"], 0),
-        "USD per 1,000 answers": number_cell(cost["usd_per_1000"]),
-        "faults": "; ".join(fault["name"] for fault in row["faults"]) or "-",
-    }
+    named = {str(row["source"]): row for row in rows}
+    about = [(source.name, f"{len(source):,} answers; {source.about}") for source in sources]
+    same = [
+        Table(
+            heads=(f"{row['first']} and {row['second']}", "on the same queries"), rows=list(shared_cells(row).items())
+        )
+        for row in shared
+    ]
+    ends = {source.name: outcomes(source) for source in sources}
+    found = [name for name in BY_BIN if any((end == name).any() for end in ends.values())]
+    lines = [(name, *(f"{100 * (end == name).mean():.1f} %" for end in ends.values())) for name in found]
+    sections = [Section(points=about, tables=[Table(heads=("answers", *named), rows=lines)])]
+    if same:
+        sections.append(Section(heading="The same queries, answered by two", tables=same, notes=[_KAPPA]))
+    sections += answer_sections(named, sources)
+    for source in sources:
+        num_wrong, cards = _mistakes(source)
+        note = "" if cards else "None: no decided label with a known truth is wrong."
+        if num_wrong and not cards:
+            note = f"{num_wrong:,} are wrong; their images are not in a store."
+        heading = f"The most confident mistakes: {source.name}"
+        sections.append(Section(heading=heading, notes_below=[note] if note else [], cards=cards))
+    return [*sections, Section(heading="How to read this", notes_below=_READING)]
 
 
 def shared_cells(row: Mapping[str, Any]) -> dict[str, str]:
@@ -183,7 +177,7 @@ def shared_cells(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def compare_answers(sources: Sequence[Recorded]) -> list[dict[str, Any]]:
+def compare_answers(sources: Sequence[Answers]) -> list[dict[str, Any]]:
     """Compares every two sources of different judges on the queries that both answered.
 
     Returns:
@@ -218,7 +212,7 @@ def compare_answers(sources: Sequence[Recorded]) -> list[dict[str, Any]]:
     return rows
 
 
-def _against_truth(first: Recorded, second: Recorded, shared: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def _against_truth(first: Answers, second: Answers, shared: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Returns `checked`, and the lists of two."""
     figures: dict[str, Any] = {"checked": 0, "accuracy": [], "kappa_truth": [], "median_s": []}
     for side, source in enumerate((first, second)):
@@ -234,35 +228,25 @@ def _against_truth(first: Recorded, second: Recorded, shared: Sequence[tuple[int
     return figures
 
 
-def _mistakes(source: Recorded) -> tuple[str, int, list[dict[str, Any]]]:
-    """Returns a source's name, its number of wrong answers, and cards of the most confident ones."""
+def _mistakes(source: Answers) -> tuple[int, list[Card]]:
+    """Returns the number of a source's wrong answers, and cards of the most confident ones."""
     wrong = np.flatnonzero(outcomes(source) == "incorrect")
     gaps = np.array([abs(source.items[place].gap) for place in wrong])
     sure = np.array([0.0 if (p := source.answers[place].p) is None else max(p[:2]) for place in wrong])
     cards = []
     # most confident first; among equals the pair with the widest gap
     for place in wrong[np.lexsort((-gaps, -sure))][: 4 * MAX_MISTAKES]:  # more than shown: some have no images
+        item, answer = source.items[place], source.answers[place]
+        truths = item.truth[::-1] if answer.swapped else item.truth
         try:
-            cards.append(
-                {"text": source.answers[place].text, "sides": [_side(source, int(place), side) for side in (0, 1)]}
-            )
+            if source.store is None:
+                break
+            images = [source.store.image(digest) for digest in source.images[place]]
         except MissingImage:
             continue
-    return source.name, len(wrong), cards[:MAX_MISTAKES]
-
-
-def _side(source: Recorded, place: int, side: int) -> dict[str, Any]:
-    """Returns one image of a question, with its truth and the judge's confidence."""
-    if source.store is None:
-        raise MissingImage("the answers come from no store")
-    image = source.store.image(source.images[place][side])
-    # every n-th pixel is enough for a card, and faster than resampling
-    step = -(-max(image.shape[:2]) // _CARD_PX)
-    name, answer, item = ("left", "right")[side], source.answers[place], source.items[place]
-    return {
-        "name": name,
-        "is_said": answer.label == name,
-        "picture": f"data:image/png;base64,{encode_png(image[::step, ::step])}",
-        "truth": source.scale * item.truth[1 - side if answer.swapped else side],
-        "sure": None if answer.p is None else answer.p[side],
-    }
+        sides = [
+            (name, image, f"truth {source.scale * truth:.3g}")
+            for name, image, truth in zip(("left", "right"), images, truths, strict=True)
+        ]
+        cards.append(pair_card(item.goal, sides, answer.label, answer.p, answer.text))
+    return len(wrong), cards[:MAX_MISTAKES]

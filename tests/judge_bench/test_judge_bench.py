@@ -19,8 +19,8 @@ from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
 from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.pages.bench_row import compare_benches, differences
 from rlvlm.preferences.teachers import read_shares
+from rlvlm.reports.compare_benches import compare_benches, differences
 from rlvlm.rewards.scorers import read_scores
 from rlvlm.testing import fooled
 

@@ -44,7 +44,7 @@ def scored(row: dict) -> dict:
 def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys):
     row = bench(tmp_path / "dim", "--judge.backend", "tests.judge_bench.test_report:dim", "--frames", "4")
     said = capsys.readouterr().out
-    assert "accuracy on decided pairs" in said and "Good enough to train with?" in said and "fault: " in said
+    assert "accuracy on decided pairs" in said and "Good enough to train with?" in said and "\nWhat is wrong\n" in said
     assert row["bench"]["suite"] == TASK and row["bench"]["frames"] == 4 and row["tasks"].keys() == {TASK}
     page = (tmp_path / "dim" / "bench.html").read_text()
     assert "The worst answers to pairs" in page and "data:image/png;base64," in page and "<script" not in page
@@ -74,7 +74,7 @@ def test_what_was_answered_before_a_signal_is_kept(tmp_path, capsys):
     code = run_command(["judge-bench", TASK, "--judge.image-px", "32", "--out", str(tmp_path), *words])
     row = json.loads((tmp_path / "bench.json").read_text())
     assert code == EXIT_PREEMPTED and not row["bench"]["is_whole"]
-    assert row["figures"]["cost"]["answers"] == 64 and "stopped before the end" in capsys.readouterr().out
+    assert row["figures"]["cost"]["answers"] == 64 and "Stopped before the end" in capsys.readouterr().out
 
 
 def test_more_episodes_make_the_worth_of_scores_surer(tmp_path):
@@ -97,10 +97,10 @@ def test_a_curve_gives_a_prediction(tmp_path, capsys):
     assert re.search(r"push_block +comparisons +uncertain +100 % \(.*\) +-", said) and "nor of another task" in said
     page = (tmp_path / "oracle" / "bench.html").read_text()
     answer = re.search(r"1.00 \(0.9\d to 1.00\), from 0.50", page)
-    heads = ("What it would teach", "What is wrong", "How it answers", "The worst", "Figures", "Pairs by difficulty")
+    heads = ("What it would teach", "What is wrong", "How it answers", "Figures", "The worst", "Tasks")
     places = [page.find(f"<h2>{head}") for head in heads]
     assert answer and 0 < answer.start() < places[0] and places == sorted(places), "the answer first, the tables last"
-    assert page.count("data:image/svg+xml;base64,") == 4, "worth, curve, difficulty, scores"
+    assert page.count("data:image/svg+xml;base64,") == 5, "worth, curve, difficulty, scores, sides"
     row = bench(tmp_path / "random", "--reference", "random", "--curve", str(tmp_path / "runs.csv"))
     said = capsys.readouterr().out
     assert scored(row)["success"] is None and "all learned" not in said, "its fault says more than runs of other judges"

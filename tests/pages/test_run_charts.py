@@ -6,53 +6,29 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from rlvlm.pages.charts import OUTCOMES, show_coinciding
+from rlvlm.pages.charts import show_coinciding
 from rlvlm.pages.run_charts import (
     column,
-    draw_accuracy,
     draw_learning_curve,
-    draw_scores,
     draw_spent,
     outcome,
+    scores_by_progress,
     write_plots,
 )
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.records import score_row
 
-
-def rows_of(*gaps_and_ends: tuple[float, str, str]) -> list[dict[str, str]]:
-    return [
-        {"ground_truth_score_1": "0", "ground_truth_score_2": str(gap), "status": status, "correct": correct}
-        for gap, status, correct in gaps_and_ends
-    ]
+ENDS = ["correct", "incorrect", "truth ties", "no preference", "invalid", "failed"]
 
 
 def test_every_answer_has_one_outcome() -> None:
     ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
-    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == list(OUTCOMES)
+    assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == ENDS
     kept = [("ok", True), ("ok", False), ("ok", None)]  # of an example, which is no line of a table
-    assert [outcome({"status": status, "correct": correct}) for status, correct in kept] == list(OUTCOMES)[:3]
+    assert [outcome({"status": status, "correct": correct}) for status, correct in kept] == ENDS[:3]
     values = column([{"x": "1.5"}, {"x": ""}], "x")
     assert values[0] == 1.5 and values[1] != values[1], "an empty cell is no number"
-
-
-def test_bars_are_shares_of_their_difficulty_bin() -> None:
-    hard = [(0.05, "ok", "1"), (0.05, "ok", "0"), (0.0, "no_preference", ""), (0.01, "ok", "0")]
-    figure = draw_accuracy(rows_of(*hard, (1.0, "ok", "1")), "t")  # five, so that each difference is a bar of its own
-    bars = {container.get_label(): [bar.get_height() for bar in container] for container in figure.axes[0].containers}
-    plt.close(figure)
-    assert bars["correct"] == pytest.approx([0, 0, 50, 100])
-    assert bars["incorrect"] == pytest.approx([0, 100, 50, 0])
-    assert bars["no preference"] == pytest.approx([100, 0, 0, 0])
-
-
-def test_no_bar_of_difficulty_holds_much_more_than_a_tenth() -> None:
-    gaps = [(number / 1_000) ** 4 for number in range(1, 1_001)]  # more than half of them below a tenth of the widest
-    figure = draw_accuracy(rows_of(*((gap, "ok", "1") for gap in gaps)), "t")
-    counts = [bar.get_height() for bar in figure.axes[1].patches]
-    plt.close(figure)
-    assert len(counts) == 10 and max(counts) <= 101
 
 
 @pytest.mark.slow
@@ -104,11 +80,12 @@ def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callabl
     filled.queries.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000), range(9)))
     assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]
-    figure = draw_scores(filled.scores.read(), "t")
-    points, means = figure.axes[0].collections[0].get_offsets(), figure.axes[0].lines[1].get_xydata()
-    plt.close(figure)
-    np.testing.assert_allclose(points, [[0, 10], [50, 80], [90, 70]], atol=1e-4)
-    np.testing.assert_allclose(means, points)
+    groups = scores_by_progress(filled.scores.read())
+    assert {name: values.tolist() for name, values in groups.items()} == {
+        "0 to 10 %": [pytest.approx(0.1)],
+        "50 to 60 %": [pytest.approx(0.8)],
+        "90 to 100 %": [pytest.approx(0.7)],
+    }
     assert {outcome(row) for row in filled.scores.read()} == {"scored", "invalid", "failed"}
     filled.scores.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000)[3:], range(9)))

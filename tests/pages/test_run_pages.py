@@ -51,7 +51,7 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
 def test_a_run_without_examples_has_a_page_of_figures(filled: RunFolder, config: RunConfig) -> None:
     filled.samples.path.unlink()
     page = judge_page(filled, "a run")
-    assert "No query was asked" in page and "0 of 12 queries" in page
+    assert "No query was asked of which images were kept" in page and "0 of 12 queries" in page
 
 
 EVIL = '</p><script>alert(1)</script><img src=x onerror="alert(2)">\ud83d'
@@ -66,12 +66,16 @@ def card(
     return facts | {"moments": moments_of(frames, captions or said)}
 
 
+def episodes(*cards: dict[str, Any], title: str = "tiny", note: str = "", **measures: str) -> str:
+    return episodes_page({"episodes": cards, "note": note, "measures": measures}, title)
+
+
 def articles(page: str) -> list[str]:
     return re.findall(r"<article.*?</article>", page, re.DOTALL)
 
 
 def test_each_frame_stands_above_its_caption_and_unknown_parts_are_left_out() -> None:
-    (shown,) = articles(episodes_page([card()], "tiny", "", {}))
+    (shown,) = articles(episodes(card()))
     figures = re.findall(r"<figure>.*?</figure>", shown, re.DOTALL)
     assert len(figures) == 3
     for step, figure in enumerate(figures):
@@ -80,24 +84,24 @@ def test_each_frame_stands_above_its_caption_and_unknown_parts_are_left_out() ->
         assert places == sorted(places)
         assert f"{step - 1:+.2f}</b>" in figure and "value <b>0.25</b>" in figure
     assert "return 1.5, 3 steps, seed 7" in shown
-    bare = episodes_page([card(2, captions=[{}, {"reward": 0.0}])], "tiny", "", {})
-    assert 'class="action"' not in bare and 'class="thought"' not in bare and "value <b>" not in bare
+    bare = episodes(card(2, captions=[{}, {"reward": 0.0}]))
+    assert "<code>" not in bare and 'class="thought"' not in bare and "value <b>" not in bare
     assert bare.count("+0.00</b>") == 1
 
 
 def test_the_filter_knows_how_each_episode_ended() -> None:
-    page = episodes_page([card(1, end) for end in ("success", "failure", "success")], "tiny", "", {"success": "67%"})
+    page = episodes(*(card(1, end) for end in ("success", "failure", "success")), success="67%")
     ends = [re.match(r'<article class="(\w+)"', shown)[1] for shown in articles(page)]  # type: ignore[index]
     assert ends == ["success", "failure", "success"]
     assert "success <small>2</small>" in page and "failure <small>1</small>" in page and "all <small>3</small>" in page
     assert "body:has(#show-failure:checked) article:not(.failure) { display: none }" in page
     assert "<b>67%</b><span>success</span>" in page
-    assert "No episode was played" in episodes_page([], "tiny", "", {})
+    assert "No episode was played" in episodes()
 
 
 def test_a_models_words_cannot_leave_their_place() -> None:
     evil = card(1, captions=[{"thought": EVIL, "action": EVIL}], title=EVIL)
-    page = episodes_page([evil], EVIL, EVIL, {})
+    page = episodes(evil, title=EVIL, note=EVIL)
     assert "<script" not in page and "<img src=x" not in page
     assert page.count("&lt;script&gt;alert(1)") == 6  # the heading twice, note, title, thought, action
     assert page.encode(), "half of a surrogate pair is no reason to have no page"
@@ -105,7 +109,7 @@ def test_a_models_words_cannot_leave_their_place() -> None:
 
 
 def test_long_plays_are_thinned_and_the_page_says_so() -> None:
-    (shown,) = articles(episodes_page([card(100)], "tiny", "", {}))
+    (shown,) = articles(episodes(card(100)))
     assert f"100 steps ({MAX_FRAMES} of 100 images shown)" in shown
     assert 'alt="step 1"' in shown and 'alt="step 100"' in shown
 
@@ -157,7 +161,7 @@ def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> Non
     assert [row["outcome"] for row in empty.samples.read()] == ["false positive"] * 4 + ["invalid"]
     empty.metrics.append([{"env_steps": 7, metrics.JUDGE_ALARM: 0.0}, {"env_steps": 9, metrics.JUDGE_ALARM: 1.0}])
     page = judge_page(empty, "a run")
-    assert '1 that it took for successes are in <a href="fooled.jsonl">' in page
+    assert "1 that it took for successes are in fooled.jsonl" in page
     assert "Alarm from step 9 on" in page and page.count("<article") == 5 and "5 of 10 scores" in page
     assert "<b>on</b>" not in page and "<i>" not in page.split("<main")[-1], "untrusted words stay words"
     assert summarise_judge(empty)["alarm_step"] == 9

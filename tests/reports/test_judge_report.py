@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,8 @@ from rlvlm.judges.agreement import calibration_error, cohens_kappa
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
-from rlvlm.pages.answers import Recorded, by_bin, confusion, outcomes, read_sources, summarise
-from rlvlm.pages.judge_charts import REFERENCE, decided_accuracy, shares_of
+from rlvlm.pages.answers import Answers, by_bin, confusion, outcomes, read_sources, summarise
+from rlvlm.pages.judge_charts import shares_of
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_report import compare_answers, report_judges
@@ -68,11 +69,12 @@ def test_two_judges_in_a_store_are_compared(tmp_path, capsys):
     assert cost["tokens"] == 100 and cost["usd_per_1000"] == pytest.approx(2.0)
     page = (tmp_path / "out" / "judge_report.html").read_text()
     assert EVIL not in page and "<script" not in page and "liar <b>" not in page and "liar &lt;b&gt;" in page
-    assert page.count("<article>") == 6 and "default-src 'none'" in page
-    assert REFERENCE.split(",")[0] not in page  # theirs is named in the images, and in words
-    assert "reference" in page
-    images = {file.stem for file in (tmp_path / "out").glob("*.png")}
-    assert images == {"difficulty", "accuracy", "confusion", "calibration", "outcomes", "latency"}
+    assert page.count("<article") == 6 and "default-src 'none'" in page
+    charts = re.findall(r'<img class="plot" alt="([^"]*)" src="data:image/svg', page)
+    assert charts == [
+        "answers to pairs, by difficulty", "accuracy by difficulty, one row each", "true side against chosen side",
+        "calibration",
+    ]  # fmt: skip
     with open(tmp_path / "out" / "judge_report.csv") as file:
         bins = list(csv.DictReader(file))
     assert len(bins) == 20 and sum(int(row["incorrect"]) for row in bins) == 10
@@ -137,7 +139,7 @@ def test_a_person_and_a_judge_are_held_against_each_other_on_the_same_queries(fo
     assert row["kappa_truth"] == [0.0, pytest.approx((0.75 - 0.375) / (1 - 0.375))]
     assert report_judges([folder.path], tmp_path / "out") == 0
     told, page = capsys.readouterr().out, (tmp_path / "out" / "judge_report.html").read_text()
-    assert "run by vlm and run by human, on the same queries" in told and "The same queries, answered by two" in page
+    assert "run by vlm and run by human" in told and "The same queries, answered by two" in page
     assert "0.5 / 4.0" in told and "50.0 % / 100.0 %" in page
     assert summarise_answers(folder)["queries"] == 6, "a query that two answered is one query"
 
@@ -162,13 +164,12 @@ def test_the_figures_of_the_reference_are_whole():
     assert len(SHARES) == 7
     for shares in SHARES.values():
         assert shares.shape == (10, 3) and np.abs(shares.sum(1) - 100).max() <= 3
-    assert decided_accuracy(SHARES["Drawer"])[9] == pytest.approx(100 * 80 / 99)
     assert set(THEIR_TASKS.values()) == SHARES.keys()
 
 
-def make(rows, scale: float = 1.0, **facts) -> Recorded:
+def make(rows, scale: float = 1.0, **facts) -> Answers:
     """Rows of status, label, p_left, p_right, truth left, truth right, label in the other order."""
-    made = Recorded(name="n", about="a", task="drawer_open", store=None, scale=scale)
+    made = Answers(name="n", about="a", task="drawer_open", store=None, scale=scale)
     for place, (status, label, p_left, p_right, left, right, _) in enumerate(rows):
         item = pair_of("g", (left / scale, right / scale))
         p = None if np.isnan(p_left) else (p_left, p_right, 0.0)
@@ -180,7 +181,7 @@ def make(rows, scale: float = 1.0, **facts) -> Recorded:
     return made
 
 
-def in_both_orders(rows) -> Recorded:
+def in_both_orders(rows) -> Answers:
     """The same, and what was said in the other order."""
     made = make(rows)
     for place, row in enumerate(rows):
@@ -216,7 +217,7 @@ def test_outcomes_worked_by_hand():
     assert (consistent["count"], consistent["value"]) == (3, pytest.approx(2 / 3))
 
 
-def ece(made: Recorded) -> float | None:
+def ece(made: Answers) -> float | None:
     return pair_figures(made.items, made.answers)["ece"]
 
 
