@@ -149,7 +149,7 @@ def pair_card(
         pictures.append(
             Picture(src=small(image), alt=f"{name} image", caption=caption, note=truth, is_chosen=is_chosen)
         )
-    shares = {} if p is None else dict(zip(("left", "right", "tie"), p, strict=True))
+    shares: dict[str, float] = {} if p is None else dict(zip(("left", "right", "tie"), p, strict=True))
     return Card(title=title, pictures=pictures, is_pair=True, shares=shares, text=text, **more)
 
 

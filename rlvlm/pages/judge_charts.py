@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from rlvlm.core.steps import FloatArray
+from rlvlm.judge_bench.attempts import ATTEMPTS
 from rlvlm.judge_bench.controls import FAILURES
 from rlvlm.judge_bench.figures import Floats, confidences, share
 from rlvlm.judge_bench.items import CASES, NUM_BINS
@@ -26,6 +28,7 @@ _CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
 _GOOD, _MISS, _BAD, _CONTROL = "#2a9d8f", "#e9a23b", "#e76f51", "#8d6e97"
 CASE_COLOURS = (
     {"success": _GOOD, "nearer": _GOOD, "near miss": _MISS, "cut short": _BAD, "failure": _BAD, "farther": _BAD}
+    | dict.fromkeys(ATTEMPTS, _BAD)
     | dict.fromkeys(FAILURES, _CONTROL)
     | {"jump": _GOOD, "other camera": _GOOD, "mirrored": _GOOD}
 )
@@ -145,14 +148,18 @@ def draw_accuracies(sources: Sequence[Answers]) -> Figure:
 
 def score_groups(source: Answers) -> dict[str, Floats]:
     """Returns the scores of episodes and turns by case and control, in the order of `CASE_COLOURS`."""
-    rows = [(item.case, answer.value) for item, answer in zip(source.items, source.answers, strict=True)]
+    rows = [
+        (item.case, answer.value)
+        for item, answer in zip(source.items, source.answers, strict=True)
+        if not (item.case in ATTEMPTS and item.success)  # a few attempts reach the goal
+    ]
     by_case = {case: np.array([value for of, value in rows if of == case]) for case in CASE_COLOURS}
     by_case = {case: values[np.isfinite(values)] for case, values in by_case.items()}
     return {case: values for case, values in by_case.items() if len(values)}
 
 
 def draw_scores(
-    groups: Mapping[str, Floats],
+    groups: Mapping[str, Floats | FloatArray],
     threshold: float | None = None,
     title: str = "Scores by truth",
     rule: str = "best threshold",
@@ -248,7 +255,7 @@ def _sure(source: Answers) -> Floats:
     return confidences(source.items, source.answers)
 
 
-def _swarm(values: Floats) -> Floats:
+def _swarm(values: Floats | FloatArray) -> Floats:
     """Returns [N] offsets that place equal scores side by side, within 0.36 of a row."""
     bins = np.round(50 * values).astype(int)
     aside = np.zeros(len(values))
