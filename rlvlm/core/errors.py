@@ -65,6 +65,8 @@ class ModelUnavailable(RunError):  # noqa: N818 - beside JudgeUnavailable
     """A VLM cannot be loaded, or the API behind which it runs does not answer."""
 
     exit_code = 5
+    is_final = False
+    """Whether asking again cannot help: the key is wrong, the budget or the quota is spent."""
 
 
 class JudgeUnavailable(ModelUnavailable):

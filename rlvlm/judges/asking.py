@@ -25,16 +25,29 @@ Item = TypeVar("Item")
 Given = TypeVar("Given")
 T = TypeVar("T")
 Question = TypeVar("Question", Query, Clip)
+TellResult = Callable[[int, DialogueResult], None]
+"""Takes the index of an item and its result, in any thread."""
 
 
 def ask_what_can_be(
-    items: Sequence[Question], abilities: Abilities, ask: Callable[[Sequence[Question]], Sequence[DialogueResult]]
+    items: Sequence[Question],
+    abilities: Abilities,
+    ask: Callable[[Sequence[Question], TellResult], Sequence[DialogueResult]],
+    tell: TellResult = lambda *_: None,
 ) -> list[DialogueResult]:
-    """Returns the result of each item, in order; items that such a model cannot be asked have failed."""
+    """Returns the result of each item, in order; items that such a model cannot be asked have failed.
+
+    Args:
+        items: what to ask about.
+        abilities: those of the model.
+        ask: asks the model, and tells its results as they come, by index.
+        tell: takes the index of each item and its result as soon as the model gave it.
+    """
     problems = [prompts.problem_of(item, abilities) for item in items]
     # one odd clip among a thousand fails alone: an exception would end the run or break its batch
-    good = [item for item, problem in zip(items, problems, strict=True) if problem is None]
-    in_order = iter(ask(good) if good else ())
+    places = [place for place, problem in enumerate(problems) if problem is None]
+    good = [items[place] for place in places]
+    in_order = iter(ask(good, lambda index, result: tell(places[index], result)) if good else ())
     return [
         next(in_order) if problem is None else DialogueResult(text=problem, has_failed=True) for problem in problems
     ]
@@ -57,6 +70,7 @@ class AdaptiveBatches:
         items: Sequence[Item],
         ask: Callable[[Sequence[Item]], Sequence[Given]],
         failed: Callable[[str], Given] | None = None,
+        tell: Callable[[int, Given], None] = lambda *_: None,
     ) -> list[Given]:
         """Returns the answer of `ask` for each item, in order.
 
@@ -65,6 +79,7 @@ class AdaptiveBatches:
             ask: asks the model about a batch, and returns its answers in order.
             failed: makes the answer for an item on which the model fails; a batch that fails is halved until that item
                 is alone. None lets errors through.
+            tell: takes each answer, by index, once its batch is done.
 
         Raises:
             MemoryError: a single item does not fit into memory, and `failed` is None.
@@ -72,7 +87,10 @@ class AdaptiveBatches:
         given: list[Given] = []
         # indexed by answers so far and not in steps of a fixed size: the size may have shrunk on the way
         while len(given) < len(items):
-            given += self._ask(items[len(given) : len(given) + self._size], ask, failed)
+            begin = len(given)
+            given += self._ask(items[begin : begin + self._size], ask, failed)
+            for index in range(begin, len(given)):
+                tell(index, given[index])
         return given
 
     def _ask(
@@ -115,14 +133,16 @@ class BatchAsker:
         self._batches = AdaptiveBatches(config.batch_size, engine.release_memory)
         self.stamp = _stamp(engine, config)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
-        """Returns the result of the dialogue about each item, in order.
+    def run(
+        self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue], tell: TellResult = lambda *_: None
+    ) -> list[DialogueResult]:
+        """Returns the result of the dialogue about each item, in order; `tell` takes each as soon as it is there.
 
         Raises:
             JudgeUnavailable: every item failed.
         """
         converse = partial(self._converse, dialogue)
-        outcomes = self._batches.run(items, converse, lambda reason: DialogueResult(text=reason, has_failed=True))
+        outcomes = self._batches.run(items, converse, lambda why: DialogueResult(text=why, has_failed=True), tell)
         return _some_answered(outcomes, self._config)
 
     def write(self, chats: Sequence[Chat], max_new_tokens: int, temperature: float) -> list[str]:
@@ -192,9 +212,15 @@ class AsyncAsker:
     async def ask(self, dialogue: Dialogue) -> DialogueResult:
         """Returns the result of one dialogue, with its price if known; cancelling it stops the engine's work on it.
 
+        Waits for its turn among `api.concurrency`.
+
         Raises:
             JudgeUnavailable: the engine cannot answer any more: it is dead, the key is wrong, or the budget is spent.
         """
+        async with self._gate:
+            return await self._ask(dialogue)
+
+    async def _ask(self, dialogue: Dialogue) -> DialogueResult:
         config, start, usage = self._config, time.perf_counter(), None
         # a provider may keep us waiting for ever; our own engine is watched by its server
         deadline = time.monotonic() + config.api.deadline_s if config.is_remote else math.inf
@@ -210,27 +236,35 @@ class AsyncAsker:
         except StopIteration as end:
             return replace(end.value, latency_s=time.perf_counter() - start, usage=usage)
         except ModelUnavailable as error:
-            raise JudgeUnavailable(str(error), error.fix) from error
+            unavailable = JudgeUnavailable(str(error), error.fix)
+            unavailable.is_final = config.is_remote  # a dead engine of ours is replaced
+            raise unavailable from error
         except (ValueError, RuntimeError) as error:
             logger.info("the judge failed on a question: %s", error)
             fix = getattr(error, "fix", "")  # a server's refusal says what can be done
-            return DialogueResult(text=str(error) or type(error).__name__, has_failed=True, fix=fix)
+            # an outage was waited for, a refusal comes at once
+            elapsed = time.perf_counter() - start if isinstance(error, TransientError) else 0.0
+            return DialogueResult(text=str(error) or type(error).__name__, has_failed=True, fix=fix, latency_s=elapsed)
 
-    def run(self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue]) -> list[DialogueResult]:
+    def run(
+        self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue], tell: TellResult = lambda *_: None
+    ) -> list[DialogueResult]:
         """Returns what `BatchAsker.run` does. After a fatal error the rest is not sent; answers paid for are kept."""
         fatal: list[JudgeUnavailable] = []
 
-        async def ask(item: Item) -> DialogueResult:
+        async def ask(index: int, item: Item) -> DialogueResult:
             async with self._gate:
                 # a wrong key or a spent budget fails every question alike, so the rest is not sent
                 if not fatal:
                     try:
-                        return await self.ask(dialogue(item))
+                        result = await self._ask(dialogue(item))
+                        tell(index, result)
+                        return result
                     except JudgeUnavailable as error:
                         fatal.append(error)
                 return DialogueResult(text=str(fatal[0]), has_failed=True)
 
-        asked = self._engine.run(_gather(map(ask, items)))
+        asked = self._engine.run(_gather(ask(index, item) for index, item in enumerate(items)))
         # answers paid for before the fatal error are returned; it is an outage only if there are none
         num_failed = sum(result.has_failed for result in asked)
         if fatal and num_failed == len(asked):
@@ -244,16 +278,16 @@ class AsyncAsker:
         """Returns what `BatchAsker.write` does. Raises JudgeUnavailable for a missing reply: texts have no status."""
 
         async def write(chat: Chat) -> str:
-            async with self._gate:
-                return await self.write_one(chat, max_new_tokens, temperature)
+            return await self.write_one(chat, max_new_tokens, temperature)
 
         return self._engine.run(_gather(map(write, chats)))
 
     async def write_one(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
         """Returns the model's reply; raises as `write` does."""
         try:
-            request = ChatRequest(chat=chat)
-            reply = await self._engine.reply(request, max_new_tokens=max_new_tokens, temperature=temperature)
+            async with self._gate:
+                request = ChatRequest(chat=chat)
+                reply = await self._engine.reply(request, max_new_tokens=max_new_tokens, temperature=temperature)
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from error
         except TransientError as error:

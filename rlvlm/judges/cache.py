@@ -1,15 +1,16 @@
 """Judges that answer from a label store: `CachedJudge` asks each question once, `StoredJudge` never asks."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.goal_image import GoalImageJudge
-from rlvlm.judges.judge import Judge
-from rlvlm.labels.records import answer_key, describe
+from rlvlm.judges.judge import Judge, TellingJudge
+from rlvlm.labels.records import Images, Question, answer_key, describe
 from rlvlm.labels.store import LabelStore
 
 Item = TypeVar("Item", Query, Clip)
@@ -20,7 +21,8 @@ class CachedJudge:
     """Answers repeated questions from a label store, and asks the judge the rest.
 
     Failed answers are asked again. All others outlive the process and are shared with every run that uses the store:
-    they are written to disk, with their images, before they are returned.
+    they are written to disk, with their images, before they are returned; those of a `TellingJudge` one by one as they
+    come, so that a killed process has lost none that was paid for.
 
     Args:
         judge: answers what is not in the store yet.
@@ -47,7 +49,7 @@ class CachedJudge:
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         return self._answer(clips, self._judge.score)
 
-    def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
+    def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Any]]) -> list[Any]:
         if not items:
             return []
         stamp, store = self.stamp, self._store
@@ -59,21 +61,64 @@ class CachedJudge:
         # a question that comes twice in one call is asked once
         unknown = {key: place for place, key in enumerate(keys) if known[key] is None}
         if unknown:
-            questions = [described[place][0] for place in unknown.values()]
-            images = [image for place in unknown.values() for image in described[place][1]]
-            with ThreadPoolExecutor(1, thread_name_prefix="label-pictures") as pool:  # written while the judge thinks
-                kept = pool.submit(store.keep_images, images)
-                given = zip(questions, ask([items[place] for place in unknown.values()]), strict=True)
-                fresh = [replace(answer, question=question.id) for question, answer in given]
-                kept.result()  # an answer whose images are missing could not be inspected later
-            # stored before they are returned: a crash must not lose answers that were already learned from
-            store.add_answers(list(zip(questions, fresh, strict=True)))
+            asked: list[Any] = [items[place] for place in unknown.values()]
+            with ThreadPoolExecutor(1, thread_name_prefix="label-store") as pool:  # writes while the judge thinks
+                keeper = _Keeper(store, pool, [described[place] for place in unknown.values()])
+                judge = self._judge
+                given = judge.tell_each(asked, keeper.keep) if isinstance(judge, TellingJudge) else ask(asked)
+                fresh = keeper.finish(given)
             known |= dict(zip(unknown, fresh, strict=True))
         self.misses += len(unknown)
         self.hits += len(keys) - len(unknown)
         if self._show is not None:
             self._show(self.hits, self.misses)
         return [known[key] for key in keys]
+
+
+class _Keeper:
+    """Writes the answers of one call in a thread of its own, behind the images of their questions.
+
+    Args:
+        store: takes both.
+        pool: has one thread, so that all is written in order.
+        described: questions of the call, each with its images.
+    """
+
+    def __init__(self, store: LabelStore, pool: Executor, described: Sequence[tuple[Question, Images]]) -> None:
+        self._store = store
+        self._pool = pool
+        self._questions = [question for question, _ in described]
+        # an answer whose images are missing could not be inspected later
+        self._images = pool.submit(store.keep_images, [image for _, images in described for image in images])
+        self._kept: dict[int, Any] = {}
+        self._waiting: SimpleQueue[int] = SimpleQueue()
+        self._writes: list[Future[None]] = []
+
+    def keep(self, index: int, answer: Verdict | Score) -> None:
+        """Writes the answer to the question with this index, soon; from any thread."""
+        self._kept[index] = replace(answer, question=self._questions[index].id)
+        self._waiting.put(index)
+        self._writes.append(self._pool.submit(self._write))
+
+    def finish(self, answers: Sequence[Any]) -> list[Any]:
+        """Returns the answers [N] as they were kept, once all are on disk, those that nobody told as well.
+
+        Raises:
+            OSError: the disk cannot be written.
+        """
+        for index, answer in enumerate(answers):
+            if index not in self._kept:
+                self.keep(index, answer)
+        # on disk before they are returned: a crash must not lose answers that were already learned from
+        for write in self._writes:
+            write.result()
+        return [self._kept[index] for index in range(len(answers))]
+
+    def _write(self) -> None:
+        self._images.result()
+        # all that came during the last write, in one go: each is waited for until it is on disk
+        indices = [self._waiting.get() for _ in range(self._waiting.qsize())]
+        self._store.add_answers([(self._questions[index], self._kept[index]) for index in indices])
 
 
 def without_memory(judge: Judge) -> Judge:

@@ -1,6 +1,6 @@
 """A chat VLM as a judge: takes questions, returns verdicts and scores, with `dialogues` put by an asker of `asking`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,8 @@ from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.judges import prompts
 from rlvlm.judges.asking import Asker, AsyncAsker, ask_what_can_be
 from rlvlm.judges.config import SHOW_NO_GOAL, Abilities, JudgeConfig
-from rlvlm.judges.dialogues import DialogueResult, label_dialogue, score_dialogue
-from rlvlm.judges.judge import ChatTask
+from rlvlm.judges.dialogues import Dialogue, DialogueResult, label_dialogue, score_dialogue
+from rlvlm.judges.judge import ChatTask, Tell
 from rlvlm.vlms.chats import Chat, checked_chat
 
 
@@ -48,13 +48,33 @@ class ChatJudge:
             UnsupportedQuestion: the model was only trained to score.
             JudgeUnavailable: every query that could be asked failed.
         """
-        self._check_compares()
-        outcomes = ask_what_can_be(queries, self._abilities, lambda good: self._asker.run(good, self._label))
-        return [outcome.verdict(self.stamp) for outcome in outcomes]
+        return self.tell_each(queries, lambda *_: None)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        outcomes = ask_what_can_be(clips, self._when_scoring, lambda good: self._asker.run(good, self._score))
-        return [self._scored(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
+        return self.tell_each(clips, lambda *_: None)
+
+    def tell_each(self, items: Sequence[Query] | Sequence[Clip], tell: Tell) -> list[Any]:
+        """Returns the answers of `compare` or `score`, in order; see `TellingJudge`."""
+        if not items:
+            return []
+
+        def answer(index: int, outcome: DialogueResult) -> Verdict | Score:
+            item = items[index]
+            return self._scored(item, outcome) if isinstance(item, Clip) else outcome.verdict(self.stamp)
+
+        asked: Sequence[Any] = items
+        is_query = isinstance(items[0], Query)
+        if is_query:
+            self._check_compares()
+        abilities = self._abilities if is_query else self._when_scoring
+        dialogue: Callable[[Any], Dialogue] = self._label if is_query else self._score
+        outcomes = ask_what_can_be(
+            asked,
+            abilities,
+            lambda good, tell_result: self._asker.run(good, dialogue, tell_result),
+            lambda index, outcome: tell(index, answer(index, outcome)),
+        )
+        return [answer(index, outcome) for index, outcome in enumerate(outcomes)]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """Returns the model's reply to each chat, in order.

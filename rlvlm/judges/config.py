@@ -23,8 +23,8 @@ BACKENDS: Mapping[str, JudgeBackend] = {
     "vllm": JudgeBackend(
         build="rlvlm.judges.build:vllm_judge", wants_weights=True, batches_itself=True, needs_train=True
     ),
-    "openai": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True),
-    "gemini": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True),
+    "openai": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True, batches_itself=True),
+    "gemini": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True, batches_itself=True),
     "cached": JudgeBackend(build="rlvlm.judges.build:store_judge"),
     "human": JudgeBackend(build="rlvlm.judges.build:store_judge", is_human=True),
 }
@@ -260,6 +260,12 @@ class JudgeConfig(VLMConfig):
     def batches_itself(self) -> bool:
         """Whether the engine takes questions as they come; others answer one batch at a time."""
         return self.declared.batches_itself
+
+    @property
+    def max_at_once(self) -> int:
+        """Maximum number of questions that such an engine is asked at once."""
+        # an API's own limit; our engine prepares the next questions meanwhile
+        return self.api.concurrency if self.is_remote else 2 * self.batch_size
 
     @property
     def python(self) -> str:

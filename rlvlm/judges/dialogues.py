@@ -66,8 +66,13 @@ class DialogueResult:
     probabilities: tuple[float, float, float] | None = None
     """Probabilities of left, right and tie, if the model gives them."""
     latency_s: float = 0.0
-    """Seconds until the answer; for a batch, until all of its answers."""
+    """Seconds until the answer; for a batch, until all of its answers. If none came, how long it was waited for: 0 for
+    a question that was refused."""
     usage: Usage | None = None
+
+    @property
+    def _kept_text(self) -> str:
+        return f"{self.text} ({self.fix})" if self.fix else self.text
 
     def verdict(self, stamp: Stamp) -> Verdict:
         """Returns the result as the answer to a comparison."""
@@ -77,7 +82,7 @@ class DialogueResult:
             label=label,
             stamp=stamp,
             probabilities=self.probabilities,
-            text=self.text,
+            text=self._kept_text,
             latency_s=self.latency_s,
             usage=self.usage,
         )
@@ -89,7 +94,7 @@ class DialogueResult:
             status=Status.FAILED if self.has_failed else Status.of(value),
             value=value,
             stamp=stamp,
-            text=self.text,
+            text=self._kept_text,
             latency_s=self.latency_s,
             usage=self.usage,
             num_frames=num_frames,

@@ -1,6 +1,6 @@
 """Protocol that all judges share, local or served: lists in, lists out, same order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,6 +47,25 @@ class Generator(Protocol):
         Raises:
             UnsupportedQuestion: the judge cannot write, or a chat is not in that format; says which rule it breaks.
             JudgeUnavailable: the model failed on every chat.
+        """
+        ...
+
+
+Tell = Callable[[int, Verdict | Score], None]
+"""Takes the index of an item and its answer, in any thread."""
+
+
+@runtime_checkable
+class TellingJudge(Protocol):
+    """A judge that tells each answer as soon as it has it, for callers that keep what was paid for: an optional
+    protocol.
+    """
+
+    def tell_each(self, items: Sequence[Query] | Sequence[Clip], tell: Tell) -> list[Any]:
+        """Returns what `compare` does of queries and `score` of clips, and calls `tell` for each answer before.
+
+        Raises:
+            JudgeUnavailable: as they do; answers that were told stand.
         """
         ...
 

@@ -100,7 +100,7 @@ class NumericJudge:
     ) -> list[DialogueResult]:
         start = time.perf_counter()
         try:
-            outcomes = ask_what_can_be(items, self._model.abilities, lambda good: self._batches.run(good, answer))
+            outcomes = ask_what_can_be(items, self._model.abilities, lambda good, _: self._batches.run(good, answer))
         except MemoryError as error:  # a single item did not fit
             fix = "choose a smaller model, or --judge.dtype bfloat16"
             raise JudgeUnavailable(f"out of memory: {error}", fix) from error

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
-from rlvlm.judges.judge import ChatTask, ContinuousJudge, Generator, Judge
+from rlvlm.judges.judge import ChatTask, ContinuousJudge, Generator, Judge, Tell, TellingJudge
 from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other answer ---\n\n"
@@ -36,15 +36,39 @@ class BothOrders:
         return replace(inner, prompt=f"{inner.prompt} both_orders")
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        # side by side, so that both orders of a query share a batch and fail together
-        both = [order for query in queries for order in (query, query.swapped)]
-        verdicts = self._judge.compare(both)
-        stamp = self.stamp
-        return [_voted((verdicts[i], _unswapped(verdicts[i + 1])), stamp) for i in range(0, len(verdicts), 2)]
+        return self.tell_each(queries, lambda *_: None)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        stamp = self.stamp
-        return [replace(score, stamp=stamp) for score in self._judge.score(clips)]
+        return self.tell_each(clips, lambda *_: None)
+
+    def tell_each(self, items: Sequence[Query] | Sequence[Clip], tell: Tell) -> list[Any]:
+        """Returns the answers of `compare` or `score`, in order; see `TellingJudge`. A verdict is told once both orders
+        are answered.
+        """
+        stamp, inner = self.stamp, self._judge
+        # side by side, so that both orders of a query share a batch and fail together
+        asked: list[Any] = [
+            order for item in items for order in ((item, item.swapped) if isinstance(item, Query) else (item,))
+        ]
+        per_item = len(asked) // max(1, len(items))
+        given: dict[int, Any] = {}
+
+        def joined(answers: Sequence[Any]) -> Verdict | Score:
+            if isinstance(answers[0], Score):
+                return replace(answers[0], stamp=stamp)
+            return _voted((answers[0], _unswapped(answers[1])), stamp)
+
+        def tell_joined(place: int, answer: Any) -> None:
+            given[place] = answer
+            own = range(place - place % per_item, place - place % per_item + per_item)
+            if all(other in given for other in own):
+                tell(own[0] // per_item, joined([given[other] for other in own]))
+
+        if isinstance(inner, TellingJudge):
+            answers = inner.tell_each(asked, tell_joined)
+        else:
+            answers = inner.compare(asked) if per_item == 2 else inner.score(asked)
+        return [joined(answers[place : place + per_item]) for place in range(0, len(answers), max(1, per_item))]
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """Returns the inner judge's reply to each chat.

@@ -72,8 +72,13 @@ def start_judge(
         placement.app or app,
         timeout_s=placement.timeout_s,
         retries=placement.retries,
-        batch_size=judge.batch_size,
-        in_flight=max(IN_FLIGHT, 2 * placement.num_replicas, 2 * placement.max_replicas),
+        # one by one where each answer is paid for: it is kept as soon as it comes
+        batch_size=1 if judge.is_remote else judge.batch_size,
+        in_flight=max(
+            judge.api.concurrency if judge.is_remote else IN_FLIGHT,
+            2 * placement.num_replicas,
+            2 * placement.max_replicas,
+        ),
         run=_unique("", name),
     )
     try:

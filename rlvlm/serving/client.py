@@ -29,12 +29,14 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     retry_if_exception_type,
+    retry_if_result,
     stop_after_attempt,
     wait_random_exponential,
 )
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, RunError, UsageError, first_line
-from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.judges.judge import Tell
 from rlvlm.serving.monitoring import ClientMetrics
 from rlvlm.serving.refusal import Refusal, overloaded
 from rlvlm.vlms.chats import Chat
@@ -123,7 +125,7 @@ class AppClient:
         """Handle of the app, looked up on first use in this process."""
         self._what, self._section, self._unavailable = what, section, unavailable
         self._timeout_s = timeout_s
-        self._retries = retries
+        self.retries = retries
         self._note = note
         self._is_closed = False
 
@@ -146,9 +148,9 @@ class AppClient:
             RunError: the replica's own error, for which a retry would not help.
         """
         retrying = Retrying(
-            stop=stop_after_attempt(1 + self._retries),
+            stop=stop_after_attempt(1 + self.retries),
             wait=wait_random_exponential(multiplier=0.5, max=MAX_BACKOFF_S),
-            retry=retry_if_exception(lambda error: isinstance(error, _PASSING) and not self._is_closed),
+            retry=retry_if_exception(self._may_pass),
             before_sleep=self._before_sleep,
             reraise=True,
         )
@@ -160,11 +162,15 @@ class AppClient:
         except (TimeoutError, RayError, RayServeException) as error:
             section = self._section
             raise self._unavailable(
-                f"{self._what} app {self.app!r} gave no answer in {1 + self._retries} tries: "
+                f"{self._what} app {self.app!r} gave no answer in {1 + self.retries} tries: "
                 f"{type(error).__name__}: {first_line(error)}",
                 f"look at `serve status`, or raise --{section}.timeout-s, --{section}.retries or "
                 f"--{section}.num-replicas",
             ) from error
+
+    def _may_pass(self, error: BaseException) -> bool:
+        is_final = isinstance(error, ModelUnavailable) and error.is_final
+        return isinstance(error, _PASSING) and not is_final and not self._is_closed
 
     def connect(self) -> DeploymentHandle:
         """Returns the app's handle.
@@ -299,10 +305,52 @@ class ServedJudge:
         Raises:
             JudgeUnavailable: a request was not answered within its tries.
         """
-        return self._in_pieces(queries, partial(self._ask_piece, "compare", uuid.uuid4().hex))
+        return self.tell_each(queries, lambda *_: None)
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        return self._in_pieces(clips, partial(self._ask_piece, "score", uuid.uuid4().hex))
+        return self.tell_each(clips, lambda *_: None)
+
+    def tell_each(self, items: Sequence[Query] | Sequence[Clip], tell: Tell) -> list[Any]:
+        """Returns the answers of `compare` or `score`, in order, and tells those of each piece as soon as they are
+        there; see `TellingJudge`.
+
+        Raises:
+            JudgeUnavailable: a request was not answered within its tries, or every question failed in all of them.
+        """
+        if not items:
+            return []
+        kind: Kind = "compare" if isinstance(items[0], Query) else "score"
+        final: list[JudgeUnavailable] = []
+
+        def ask(call: str, index: int, piece: list[Any]) -> list[Any]:
+            if final:  # a wrong key or a spent budget fails every piece alike
+                raise final[0]
+            try:
+                answers = self._ask_piece(kind, call, index, piece)
+            except JudgeUnavailable as error:
+                final.extend([error] if error.is_final else [])
+                raise
+            for place, answer in enumerate(answers, start=index * self._batch_size):
+                tell(place, answer)
+            return answers
+
+        def is_outage(answers: Sequence[Verdict | Score]) -> bool:
+            # one that was waited for in vain; a question that is refused has failed at once, and fails again
+            return all(answer.status is Status.FAILED for answer in answers) and any(a.latency_s for a in answers)
+
+        retrying = Retrying(
+            stop=stop_after_attempt(1 + self._client.retries),
+            wait=wait_random_exponential(multiplier=0.5, max=MAX_BACKOFF_S),
+            retry=retry_if_result(is_outage),
+            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+        )
+        answers = retrying(lambda: self._in_pieces(items, partial(ask, uuid.uuid4().hex)))
+        if is_outage(answers):
+            raise JudgeUnavailable(
+                f"the judge failed on every one of {len(answers)} questions: {answers[0].text}",
+                "look at its server; answers that came before are kept",
+            )
+        return answers
 
     def generate(self, chats: Sequence[Chat], *, max_new_tokens: int, temperature: float) -> list[str]:
         """Returns the model's reply to each chat, in order; see `judges.judge.Generator`.

@@ -47,7 +47,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
     model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
     parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
     # single questions must be able to fill the next batch while one is computed
-    ongoing = max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size)
+    ongoing = max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size, judge.max_at_once)
     options = _options("-".join(parts), placement, judge.python, ongoing)
     if placement.max_replicas:
         options |= {

@@ -81,8 +81,8 @@ class JudgeReplica(Replica):
 
         self._judge = self._load(load)
         self._queues: Mapping[str, FairQueue]
-        if config.batches_itself:  # twice the concurrency: the next questions are prepared meanwhile
-            self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=2 * config.batch_size)
+        if config.batches_itself:
+            self._slots = FairQueue(self._ask_engine, batch_size=1, concurrency=config.max_at_once)
             self._queues = {"compare": self._slots, "score": self._slots}
         else:
             self._slots = None

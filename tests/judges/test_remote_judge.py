@@ -22,10 +22,12 @@ from api_server import CUT, ApiServer, Call, Response, completion, error
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status, Usage
 from rlvlm.judges.build import build_judge
+from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import CUT as CUT_OFF
 from rlvlm.judges.dialogues import EMPTY, REFUSAL
 from rlvlm.judges.judge import Generator
+from rlvlm.labels.store import LabelStore
 from rlvlm.runs.settings import to_yaml
 from rlvlm.testing import check_judge
 from rlvlm.vlms.config import ApiConfig
@@ -502,6 +504,27 @@ def test_spending_never_passes_its_cap_and_every_answer_has_its_price() -> None:
     ):
         one = judge(url, {**prices, "max_cost_usd": 0.5, "concurrency": 1})
         [one.compare([query()]) for _ in range(3)]
+
+
+@pytest.mark.parametrize("both_orders", [False, True])
+def test_answers_are_kept_while_others_of_their_batch_are_out(tmp_path: Path, both_orders: bool) -> None:
+    hangs, server = threading.Event(), ApiServer()
+    truth = server.truth
+    server.truth = lambda call: (hangs.wait(20) if call.images[0].mean() == 66 else None, truth(call))[1]
+    with server.running() as url:
+        one = CachedJudge(judge(url, both_orders=both_orders), LabelStore(tmp_path / "store"))
+        thread = threading.Thread(target=one.compare, args=([query(66, 5), query(1, 2), query(3, 2), query(7, 7)],))
+        thread.start()
+        kept, begun = LabelStore(tmp_path / "store"), time.monotonic()
+        while len(kept) < 3 and time.monotonic() - begun < 15:
+            time.sleep(0.02)
+            kept.refresh()
+        assert len(kept) == 3 and thread.is_alive(), "a kill now would have lost them"
+        assert all(kept.has_images(item.question) for item in kept.answers())
+        hangs.set()
+        thread.join()
+    kept.refresh()
+    assert len(kept) == 4 and kept.count_lines()["verdict"] == 4
 
 
 def test_thoughts_are_paid_for_wherever_a_server_counts_them() -> None:

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from stub_judge import StubJudge, stub_queries
 
 from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.judging import Status
 from rlvlm.serving import client as module
 from rlvlm.serving.client import Receipt, Request, ServedJudge, digest
 
@@ -65,6 +67,33 @@ def test_ten_queries_are_three_requests_of_one_call(ask):
     assert [len(request.items) for request in handle.requests] == [4, 4, 2]
     assert len({request.key for request in handle.requests}) == 3
     assert {request.key.partition(":")[0] for request in handle.requests} == {handle.requests[0].key.partition(":")[0]}
+
+
+def test_answers_are_told_as_they_come_and_stand_when_a_later_one_is_refused(ask):
+    spent = JudgeUnavailable("the budget is spent")
+    spent.is_final = True
+    told: list[int] = []
+    judge, handle = ask(lambda request, number: right(request) if number < 3 else spent, batch_size=1)
+    with pytest.raises(JudgeUnavailable, match="budget"):
+        judge.tell_each(stub_queries(4, 0), lambda index, answer: told.append(index))
+    assert told == [0, 1] and len(handle.requests) == 3, "what cannot pass is not asked for again"
+
+
+def test_an_outage_behind_a_judge_is_waited_for_and_a_refused_question_is_not(ask):
+    def failed(request, latency_s):
+        answers = [
+            replace(answer, status=Status.FAILED, label=None, latency_s=latency_s) for answer in right(request).answers
+        ]
+        return replace(right(request), answers=answers)
+
+    judge, handle = ask(lambda request, number: failed(request, 1.0) if number < 3 else right(request), batch_size=1)
+    assert judge.compare(stub_queries(1, 1))[0].status is not Status.FAILED
+    assert len(handle.requests) == 3 and len({request.key for request in handle.requests}) == 3
+    judge, handle = ask(lambda request, _: failed(request, 1.0))
+    with pytest.raises(JudgeUnavailable, match="every one of 2"):
+        judge.compare(stub_queries(2, 1))
+    judge, handle = ask(lambda request, _: failed(request, 0.0))  # the provider blocks it
+    assert judge.compare(stub_queries(1, 1))[0].status is Status.FAILED and len(handle.requests) == 1
 
 
 @pytest.mark.parametrize("loss", [ActorDiedError(), ObjectLostError("00" * 28, "", "here")])

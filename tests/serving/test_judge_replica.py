@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from api_server import ApiServer
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query
@@ -16,6 +17,7 @@ from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.judge_replica import JudgeReplica
 from rlvlm.testing import FakeJudge
+from rlvlm.vlms.config import ApiConfig
 
 
 def make_queries(count: int) -> list[Query]:
@@ -40,6 +42,9 @@ class SlowJudge(FakeJudge):
         if self.error:
             raise self.error
         return super().compare(queries)
+
+    async def answer(self, item):
+        return self.compare([item])[0]
 
 
 def make_replica(judge: SlowJudge, **placement) -> JudgeReplica:
@@ -182,6 +187,29 @@ def test_a_paid_judge_is_never_asked_for_nothing(judge, monkeypatch):
 
     asyncio.run(check())
     assert judge.sizes == [1]
+
+
+def test_a_paid_answer_does_not_wait_for_others_of_its_batch():
+    hangs, server = threading.Event(), ApiServer()
+    truth = server.truth
+    server.truth = lambda call: (hangs.wait(30) if call.images[0].mean() == 255 else None, truth(call))[1]
+    light = np.full((1, 4, 4, 3), 255, np.uint8)
+    slow = Query(goal="open the drawer", left=light, right=light)
+
+    async def check(url):
+        replica = JudgeReplica(
+            JudgeConfig(backend="openai", model="m", device="cpu", api=ApiConfig(base_url=url)), PlacementConfig()
+        )
+        queries = [slow, *make_queries(3)]
+        asked = [Request(key=str(n), run="a", kind="compare", items=[query]) for n, query in enumerate(queries)]
+        waiting, *others = [asyncio.ensure_future(replica.ask(request)) for request in asked]
+        receipts = await asyncio.wait_for(asyncio.gather(*others), 20)
+        assert not waiting.done() and all(receipt.answers[0].status == "ok" for receipt in receipts)
+        hangs.set()
+        assert (await waiting).answers[0].status == "no_preference"
+
+    with server.running() as url:
+        asyncio.run(check(url))
 
 
 def too_large(config: JudgeConfig) -> FakeJudge:
