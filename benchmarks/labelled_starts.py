@@ -185,7 +185,7 @@ def run(table: Table, trial: dict[str, Any]) -> Iterator[dict[str, Any]]:
     measured = run_sft(config.learning(algo=own.algo, sft=sft).debugging(seed=seed), table.updates, out)
     env = make_env(TASK, own.policy_env.for_evaluation(), seed)
     assert isinstance(env, ChunkEnv), "its kind"
-    player = chunk_player(ChunkSampler(policy=load_vla(out / "algorithm", env), env=env, algo=own.algo))
+    player = chunk_player(ChunkSampler(policy=load_vla(out / "algorithm", env, own.policy), env=env, algo=own.algo))
     evaluation, greedy = player.evaluate(table.tested)
     yield trial | {
         "greedy": float(np.mean([episode.is_success for episode in greedy])),

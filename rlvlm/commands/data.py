@@ -21,7 +21,7 @@ class ShowArguments:
     folder: tyro.conf.Positional[Path]
     """Folder made by `rlvlm collect`."""
     trust: bool = False
-    """Import the task that the folder names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
 
 @dataclass(frozen=True, kw_only=True)

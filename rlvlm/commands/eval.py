@@ -27,7 +27,7 @@ class EvalArguments:
     out: Path | None = None
     """Folder for evaluation.json and the videos; by default the run's own."""
     trust: bool = False
-    """Import the task that the folder names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 1, "episodes")

@@ -39,7 +39,7 @@ class HarvestArguments:
     frames: int = 8
     """Maximum number of images per episode, evenly spread, >= 2."""
     trust: bool = False
-    """Import the task that the runs name as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
     def __post_init__(self) -> None:
         check_interval(self, "--", "[1, 150]", "episodes")

@@ -21,7 +21,7 @@ class JudgeReportArguments:
     ask_swapped: int = 0
     """Number of questions of each run that are put to its judge again in the other order; loads the judge here."""
     trust: bool = False
-    """Import the task that the folder names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
     def __post_init__(self) -> None:
         check_least(self, "--", 0, "ask_swapped")
@@ -30,9 +30,9 @@ class JudgeReportArguments:
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `judge-report RUN|STORE... [--out DIR] [--ask-swapped N]`: prints figures, and writes a page of them."""
     arguments = parse(JudgeReportArguments, words, prog)
-    from rlvlm.runs.folder import check_trust
+    from rlvlm.sweeps.folder import check_trust
 
-    check_trust(arguments.paths, trust=arguments.trust, goes_on=bool(arguments.ask_swapped))
+    check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.judge_report import report_judges  # matplotlib, after everything that can be checked without it
 
     return report_judges(arguments.paths, arguments.out, arguments.ask_swapped)

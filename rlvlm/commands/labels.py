@@ -16,7 +16,7 @@ from rlvlm.core.console.arguments import run_form
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import UsageError
 from rlvlm.judges.config import HumanConfig, JudgeConfig
-from rlvlm.runs.folder import find_folder, label_store
+from rlvlm.runs.folder import check_trust, find_folder, label_store
 from rlvlm.serving.config import PageConfig
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class AskArguments:
     pairs: int = 4
     """Pairs of frames per recorded episode, >= 1."""
     trust: bool = False
-    """Import the task that our recorded data name as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
     seed: int = 0
     """Seed of the random draws."""
 
@@ -163,7 +163,7 @@ def ask(arguments: AskArguments) -> str:
     from rlvlm.labels.people import PeopleQueue
     from rlvlm.serving.label_page import label_page
 
-    store, is_waited_for = _find_store(arguments.place)
+    store, is_waited_for = _find_store(arguments.place, trust=arguments.trust)
     if store is None:
         return _ask_about_data(arguments)
     queue = PeopleQueue(store)
@@ -193,8 +193,10 @@ def _say(line: str) -> None:
     sys.stdout.flush()  # a link is of no use in a buffer
 
 
-def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
-    """Returns the store of a path, None for recorded data, and whether a run asks people; else raises UsageError."""
+def _find_store(place: Path, *, trust: bool) -> "tuple[LabelStore | None, bool]":
+    """Returns the store of a path, None for recorded data, and whether a run asks people; else raises UsageError. A
+    run may name a store elsewhere, which is read and written, so its settings must be trusted.
+    """
     from rlvlm.demonstrations.recordings import find_form
     from rlvlm.labels.store import is_store, open_store
 
@@ -210,6 +212,7 @@ def _find_store(place: Path) -> "tuple[LabelStore | None, bool]":
         raise UsageError(
             what, "name one like runs/TASK/<time>, its labels, or data that `rlvlm score` reads"
         ) from error
+    check_trust([folder.path], trust=trust)
     config = folder.config()
     return label_store(folder, config), config.judge.is_human or config.asks_person
 

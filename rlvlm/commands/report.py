@@ -21,13 +21,13 @@ class ReportArguments:
     """Rows of judges (bench.json of `rlvlm judge-bench`), or folders with some: a judge's figures and predictions
     are shown beside the results of the runs that asked it."""
     trust: bool = False
-    """Import the task that the folder names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `report DIR... [--out DIR]`: reports results of runs, or of a sweep."""
     arguments = parse(ReportArguments, words, prog)
-    from rlvlm.runs.folder import check_trust
+    from rlvlm.sweeps.folder import check_trust
 
     check_trust(arguments.paths, trust=arguments.trust)
     from rlvlm.reports.compare import compare  # matplotlib, after everything that can be checked without it

@@ -14,7 +14,7 @@ from rlvlm.commands.arguments import parse_options
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import check_newest, check_settings, check_trust, find_folder, write_settings
+from rlvlm.runs.folder import check_newest, find_folder, read_state, write_settings
 from rlvlm.runs.preflight import check_before_run
 
 
@@ -27,15 +27,16 @@ class ResumeArguments:
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it; or a sweep's folder."""
     trust: bool = False
-    """Import the task, reward, judge and the like that the folder names as MODULE:NAME, which runs their code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `resume DIR [options of the run]`: resumes with the last settings, changed by the options."""
     parsed: Any = parse(ResumeArguments, words, prog, return_unknown_args=True)  # then with the remaining arguments
     arguments, options = parsed
-    check_trust([arguments.path], trust=arguments.trust, goes_on=True)
-    from rlvlm.sweeps.folder import find_sweep
+    from rlvlm.sweeps.folder import check_trust, find_sweep
+
+    check_trust([arguments.path], trust=arguments.trust)
 
     sweep = find_sweep(arguments.path)
     if sweep is not None:
@@ -56,7 +57,7 @@ def command(words: Sequence[str], prog: str) -> int:
     # refused before Ray starts; if it is damaged, an older one is resumed, and its settings are checked then
     with suppress(CorruptCheckpoint):
         if newest is not None:
-            check_settings(newest.state, config)
+            read_state(newest, config)
     # finished, unless more steps are wanted now
     if summary.get("exit_reason") == "done" and summary.get("env_steps", config.steps) >= config.steps:
         sys.stdout.write(f"{folder.path} is finished; see its README.md. To train on: {prog} DIR --steps N\n")
@@ -65,7 +66,7 @@ def command(words: Sequence[str], prog: str) -> int:
     check_before_run(config, has_started=newest is not None)
     if options:
         with folder.locked():  # not while the run works: its folder would no longer describe it
-            write_settings(folder.path / "config.yaml", config_text(config))
+            write_settings(folder.path / "config.yaml", config_text(config), config)
     if newest is None:
         sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")
     from rlvlm.pages.run import write_run_pages

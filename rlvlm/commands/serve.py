@@ -70,7 +70,7 @@ class ServeArguments:
     metrics: bool = False
     """Open Ray's metrics port for Prometheus, without a token and on all interfaces of this machine."""
     trust: bool = False
-    """Import the task that a run's folder names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names that callers may use; empty keeps the file's, which are those of this machine."""
 

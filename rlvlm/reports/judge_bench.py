@@ -228,7 +228,7 @@ def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
         raise UsageError(what, f"rlvlm judge-bench {run.task} --player {player}, or leave --player out")
     from rlvlm.runs.in_python import StepPolicy, load_policy  # torch, which a judge behind an API does not need
 
-    policy = load_policy(player, trust=True)
+    policy = load_policy(player)
     assert isinstance(policy, StepPolicy), "a run in steps has no other"
     return replace(suite, goal=goal or run.goal, player=policy.act)
 

@@ -55,7 +55,7 @@ class BenchOptions:
     each task: attempts that a policy can play, states along the way to the goal and beyond it, and the ends of a search
     that follows the judge. None asks nothing."""
     trust: bool = False
-    """Import the task that the folder of --player, or the suite's file, names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
     seed: int = 0
     """Seed of items and of the order of asking; rows of different seeds have different items."""
 
@@ -136,7 +136,7 @@ class ScoreOptions:
     out: Path | None = None
     """Folder for labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data."""
     trust: bool = False
-    """Import the task that a folder of demonstrations names as MODULE:NAME, which runs its code."""
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
     seed: int = 0
     """Seed of the order of asking, and of pairs."""
 

@@ -317,7 +317,7 @@ def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
     algo = config.algo
     torch.set_num_threads(algo.threads)
     env = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
-    sampler = ChunkSampler(policy=load_vla(checkpoint, env), env=env, algo=algo)
+    sampler = ChunkSampler(policy=load_vla(checkpoint, env, config.policy), env=env, algo=algo)
     others = {"policy, sampled": chunk_player(sampler, greedy=False)}
     return Players(
         own=chunk_player(sampler), name="policy, greedy", draw=env.draw, others=others, has_success=env.has_success

@@ -1,4 +1,8 @@
-"""A run's `config.yaml`: writing and reading, including files from before kinds existed and from other people."""
+"""A run's settings in files: writing and reading, including files of an earlier 0.2 and from other people.
+
+They stand in `config.yaml`, in each checkpoint's `run.json` and in a sweep's file: whatever reads one of these asks
+`_modernise` for today's names.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +13,11 @@ from rlvlm.core.trust import foreign_code, is_trusted
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import current_settings
 from rlvlm.envs.registry import find_task, own_settings
+from rlvlm.policies.vla.lerobot.config import current_lerobot
 from rlvlm.policies.vlm.config import HEAD_OF_ACTS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.kinds import KINDS
-from rlvlm.runs.settings import read_settings, to_yaml
+from rlvlm.runs.settings import flat, nested, read_settings, to_yaml
 
 _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
 """Kinds by the `algorithm` that came first in `config.yaml` before kinds existed."""
@@ -22,10 +27,9 @@ _GONE: Mapping[str, Any] = {
     "algo.advantage.chunk_share": 1.0,
     "algo.random_hold": 0.5,
     "policy.pooling": "last",
-    "policy.smolvla.patches": "exact",
 }
 """Removed settings of an earlier 0.2, with the values that equal today's behaviour."""
-_RENAMED = {
+RENAMED = {
     "algo.most_unreadable": "max_invalid_share",
     "algo.least_range": "min_range",
     "algo.largest_kl": "max_kl",
@@ -77,7 +81,6 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         is_known = _is_known(task)
         like = KINDS[kind](task=task if is_known else "")
         if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
-            tree["env"] = env = current_settings(env)
             if is_old:  # before kinds, every file contained the settings of all families
                 tree["env"] = own_settings(type(like.env), env)
             elif not is_known:
@@ -85,6 +88,41 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
         return read_settings(KINDS[kind], tree, like=like)
     except UsageError as error:
         raise UsageError(f"{name}: {error}", error.fix) from error
+
+
+def read_saved_settings(settings: Mapping[str, Any], config: RunConfig, name: str) -> dict[str, Any]:
+    """Returns the settings that a checkpoint was saved with under today's names; those that are new since are
+    `config`'s.
+
+    Args:
+        settings: settings by dotted name, from `flat`, of this or an earlier 0.2.
+        config: config of the same run.
+        name: name of the file, for messages.
+
+    Raises:
+        UsageError: a setting has another meaning today, or a value that is refused.
+    """
+    if not settings:
+        return {}
+    tree = nested(settings)
+    _modernise(tree, name)
+    tree["env"] = own_settings(type(config.env), tree.get("env", {}))
+    try:
+        found = flat(read_settings(type(config), tree, like=config))
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}", error.fix) from error
+    return {setting: value for setting, value in found.items() if setting != "out"}  # a run's folder may be moved
+
+
+def current_names(settings: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Returns settings, whole sections among them, under today's names: each by its dotted name.
+
+    Raises:
+        UsageError: a setting is gone, and had an effect.
+    """
+    tree = nested(flat(settings))
+    _modernise(tree, file)
+    return flat(tree)
 
 
 def _modernise(tree: dict[str, Any], file: str) -> None:
@@ -96,11 +134,15 @@ def _modernise(tree: dict[str, Any], file: str) -> None:
                 f"{file} sets {name} {value}, which this version does not have",
                 "use the version of rlvlm that wrote it (environment.json names it)",
             )
-    for old, new in _RENAMED.items():
+    for old, new in RENAMED.items():
         owner, last = _owner(tree, old)
         if owner is not None and last in owner:
             value = owner.pop(last)
             owner[new] = HEAD_OF_ACTS.get(value, value) if last == "acts" else value
+    owner, last = _owner(tree, "policy.lerobot")
+    for section, key, current in ((tree, "env", current_settings), (owner or {}, last, current_lerobot)):
+        if isinstance(section.get(key), dict):
+            section[key] = current(section[key])
 
 
 def _owner(tree: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, str]:

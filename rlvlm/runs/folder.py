@@ -5,7 +5,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import count
@@ -16,11 +16,10 @@ from rlvlm.core.disk import check_links, held, try_file_system, write_json, writ
 from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.metrics import ENV_STEPS
-from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_trusted, remember
-from rlvlm.core.yaml_text import read_yaml
-from rlvlm.runs.checkpoints import Checkpoint, RunState, checkpoint_store, newest_sound, resolved
+from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_trusted, names_of, remember
+from rlvlm.runs.checkpoints import STATE, Checkpoint, RunState, checkpoint_store, newest_sound, resolved
 from rlvlm.runs.config import GOAL_IMAGE, RunConfig
-from rlvlm.runs.config_file import config_text, read_config_text
+from rlvlm.runs.config_file import config_text, read_config_text, read_saved_settings
 from rlvlm.runs.environment import describe_environment
 from rlvlm.runs.settings import differences, flat
 from rlvlm.runs.tables import CsvTable, JsonLines
@@ -46,21 +45,6 @@ SCORE_COLUMNS = (
 """Columns of the score log: a score is in [0, 1]; its truth is the simulator's progress (empty if the env measures
 none) or, for a turn, its true utility."""
 INSTRUCTION_COLUMNS = "instruction episodes successes rate low high".split()
-CODE_SETTINGS = (
-    *("judge.backend", "reward.source", "reward.teacher", "feedback.sampling"),
-    *("algo.advantage.estimator", "algo.loss.policy", "policy.head"),
-)
-"""Settings, besides the task, that may name a user's own code."""
-WAYS_OUT = (
-    *("api.base_url", "api.key_env", "api.key_file", "api.ledger", "engine.python", "vllm.python"),
-    *("judge.store", "cached.store", "judge.wording", "reward.measured", "feedback.measured", "track.bench"),
-    *("sft.demonstrations", "sft.labels", "sft.start_from", "policy.adapter", "goal_image", "env.prompt"),
-)
-"""Settings that refer to things outside a run's folder: servers, variables, files, programs."""
-READ_OUTSIDE = ("env.prompt", "judge.store")
-"""Settings whose files are read even if a run is only viewed: played, or its answers reported."""
-USUAL_KEYS = ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
-"""Variables with keys that go to their own provider if no `base_url` is set."""
 RAY_COPY = "_ray_pkg_"
 """Prefix of the folders into which Ray unpacks a job's --working-dir."""
 BYTES_NEEDED = 512 * 2**20
@@ -110,7 +94,9 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """Returns the command that resumes the run; with --trust if it imports a user's own code."""
-        return f"rlvlm resume {shlex.quote(str(self.path))}{trust_option(self.path / 'config.yaml')}"
+        file = self.path / "config.yaml"
+        option = trust_option(file, replace(read_config(self.path), out=None))
+        return f"rlvlm resume {shlex.quote(str(self.path))}{option}"
 
     def environment(self) -> dict[str, Any]:
         """Versions, commit and hardware at the start of the run or, if unknown, the present ones."""
@@ -200,7 +186,7 @@ def read_config(path: Path) -> RunConfig:
         UsageError: it cannot be read.
     """
     file = path / "config.yaml"
-    return read_config_text(_text_of(file), str(file))
+    return read_config_text(text_of(file), str(file))
 
 
 def create_folder(config: RunConfig, command: Sequence[str], started: datetime) -> RunFolder:
@@ -244,7 +230,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
         # no file of another run must be resumed by this one
         folder.checkpoints.discard_after(-1)  # of a run that had this path before, on scratch
         (path / "command.txt").write_text(shlex.join(command) + "\n")  # written in place, because `locked` locks it
-        code = code_named(config, goes_on=True)
+        code, _ = names_of(config)
         own = {"own_code": code_digests(code)} if code else {}
         write_json(path / "environment.json", describe_environment() | own)
         if config.goal_file:  # as shown to the judge: the run continues with it even if the file is gone or changed
@@ -253,7 +239,7 @@ def create_folder(config: RunConfig, command: Sequence[str], started: datetime) 
 
             image = read_goal_image(config.goal_file, config.judge.image_px)
             write_whole(path / GOAL_IMAGE, to_png(image[0], is_small=True))
-        write_settings(path / "config.yaml", config_text(config))
+        write_settings(path / "config.yaml", config_text(config), config)
     except OSError as error:
         folder.remove()
         raise UsageError(f"cannot write the run's folder {path}: {error.strerror}", "choose another --out") from error
@@ -317,8 +303,15 @@ def choose_checkpoint(folder: RunFolder, path: Path, log: Callable[[str], None])
     return newest_sound(candidates, lambda damage: log(f"damaged checkpoint: {damage}")) or best
 
 
-def check_settings(before: RunState, config: RunConfig) -> None:
-    """Raises UsageError if a setting that defines the run has changed."""
+def read_state(checkpoint: Checkpoint, config: RunConfig) -> RunState:
+    """Returns the run loop's state in a checkpoint, with its settings under today's names.
+
+    Raises:
+        UsageError: a setting that defines the run differs from `config`'s.
+        CorruptCheckpoint: it cannot be read.
+    """
+    saved = checkpoint.state
+    before = replace(saved, settings=read_saved_settings(saved.settings, config, str(checkpoint.path / STATE)))
     changed = differences(before.settings, flat(config))
     # compared with the checkpoint's settings, not the file's: the file was edited
     odd = [name for name in changed if not any(fnmatchcase(name, pattern) for pattern in config.may_change)]
@@ -328,6 +321,7 @@ def check_settings(before: RunState, config: RunConfig) -> None:
             f"the settings differ from those of the run at step {before.env_steps:,}: {changes}",
             "undo the change, or start a new run with it",
         )
+    return before
 
 
 def check_disk(path: Path, needed: int) -> None:
@@ -369,77 +363,61 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def check_trust(paths: Sequence[Path], *, trust: bool, goes_on: bool = False) -> None:
-    """Admits folders that import only rlvlm and stay within themselves, that this user made or trusted on this machine
+def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
+    """Admits runs that import only rlvlm and stay within their folders, that this user made or trusted on this machine
     and, with `trust`, all, which is remembered. Imports nothing.
 
     Args:
-        paths: folders of runs or sweeps, folders that contain them, or files in them.
+        paths: folders of runs, folders that contain them, or files in them.
         trust: whether the user gave --trust.
-        goes_on: whether the run will be trained or its judge asked, which imports more than its task and follows its
-            other settings.
 
     Raises:
-        UsageError: a folder is not trusted, or its settings cannot be read.
+        UsageError: a run is not trusted, or its settings cannot be read.
     """
-    for file in (file for path in paths for file in _settings_of(path)):
-        text = _text_of(file)
-        settings = read_yaml(text, str(file))
-        code, out = code_named(settings, goes_on=goes_on), ways_out(settings, goes_on=goes_on)
-        check_folder(file, text, code, out, trust=trust)
+    for file in settings_files(paths, "config.yaml"):
+        if not _is_run(file.parent):  # nothing reads it
+            continue
+        text = text_of(file)
+        config = read_config_text(text, str(file))
+        check_folder(file, text, *_without_place(config), trust=trust)
+        if foreign_code([config.task]):  # now that its task may be imported, its env's own settings are known
+            check_folder(file, text, *_without_place(read_config_text(text, str(file))), trust=trust)
 
 
-def write_settings(file: Path, text: str) -> None:
+def write_settings(file: Path, text: str, *configs: Any) -> None:
     """Writes a file of settings that the user made or trusted, and remembers that.
+
+    Args:
+        file: the file.
+        text: its new text.
+        configs: config trees with all names in the text.
 
     Raises:
         OSError: writing failed.
     """
     write_whole(file, text)
-    remember(text, code_named(read_yaml(text, str(file)), goes_on=True))
+    remember(text, names_of(*configs)[0])
 
 
-def trust_option(file: Path) -> str:
-    """Returns ` --trust` if resuming the run or sweep of this file requires it on this machine, else an empty string.
+def trust_option(file: Path, *configs: Any) -> str:
+    """Returns ` --trust` if resuming a run or a sweep requires it on this machine, else an empty string.
+
+    Args:
+        file: its file of settings.
+        configs: config trees in the file.
 
     Raises:
         UsageError: the file cannot be read.
     """
-    text = _text_of(file)
-    settings = read_yaml(text, str(file))
-    known = is_trusted(text, code_named(settings, goes_on=True), ways_out(settings, goes_on=True))
-    return "" if known else " --trust"
+    return "" if is_trusted(text_of(file), *names_of(*configs)) else " --trust"
 
 
-def code_named(settings: Any, *, goes_on: bool) -> list[str]:
-    """Returns the values `module:NAME` outside rlvlm in the config of a run or a sweep, or in the YAML values of its
-    file; `goes_on` as in `check_trust`.
-    """
-    leaves = _leaves(settings)
-    tasks = leaves.get("tasks")  # a sweep has several, a run one
-    named = [leaves.get("task"), *(tasks if isinstance(tasks, list) else ())]
-    if goes_on:
-        # in a run by its place, in a sweep as a dotted name in the settings of all, of a task or of a source
-        named += [value for name, value in leaves.items() if name.endswith(CODE_SETTINGS)]
-    return foreign_code(map(str, named))
+def _without_place(config: RunConfig) -> tuple[list[str], dict[str, str]]:
+    """Returns what a run refers to outside of its folder; `out` is the folder itself, wherever it was made."""
+    return names_of(replace(config, out=None))
 
 
-def ways_out(settings: Any, *, goes_on: bool) -> dict[str, str]:
-    """Returns the settings that refer outside the folder of a run or sweep, with their values; see `code_named`."""
-    leaves, wanted = _leaves(settings), WAYS_OUT if goes_on else READ_OUTSIDE
-    found = {name: str(value) for name, value in leaves.items() if name.endswith(wanted) and value}
-    # a key in a variable goes to its own provider, except with a custom server
-    if not any(name.endswith("api.base_url") for name in found):
-        found = {name: value for name, value in found.items() if value not in USUAL_KEYS}
-    return found
-
-
-def _leaves(settings: Any) -> dict[str, Any]:
-    """Returns the settings by dotted name; empty for a value that is not a tree, which is refused when it is read."""
-    return flat(settings) if is_dataclass(settings) or isinstance(settings, dict) else {}
-
-
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
     """Returns the text of a file of settings, or raises UsageError if it cannot be read."""
     try:
         return file.read_text()
@@ -447,19 +425,24 @@ def _text_of(file: Path) -> str:
         raise UsageError(f"cannot read {file}: {error}", "restore the file, or start a new run") from error
 
 
-def _settings_of(path: Path) -> list[Path]:
-    """Returns the settings files at and below a path, and that of the run that it is in."""
-    here, names = path.expanduser().absolute(), ("config.yaml", "sweep.yaml")
-    found = [file for name in names if (file := here / name).is_file()]
-    # a checkpoint's path leads to the run around it, as in `find_folder`
-    if (run := next(filter(_is_run, (here, *here.parents)), here)) != here:
-        found.append(run / "config.yaml")
-    if here.is_dir():
-        # follows links to folders at the first levels too, because a sweep's TASK/SOURCE/seed_N are opened
-        levels = ("*/" * depth + name for depth in range(1, 5) for name in names)
-        below = {file for name in names for file in here.rglob(name)}.union(*map(here.glob, levels))
-        found += sorted(file for file in below - {*found} if file.is_file())
-    return found
+def settings_files(paths: Sequence[Path], name: str) -> list[Path]:
+    """Returns the files `name` at and below paths, and that of the run that a path is in; each once.
+
+    Args:
+        paths: files and folders.
+        name: `config.yaml` or `sweep.yaml`.
+    """
+    found: list[Path] = []
+    for path in paths:
+        here = path.expanduser().absolute()
+        found.append(here / name)
+        # a checkpoint's path leads to the run around it, as in `find_folder`
+        found += [next(filter(_is_run, (here, *here.parents)), here) / name]
+        if here.is_dir():
+            # follows links to folders at the first levels too, because a sweep's TASK/SOURCE/seed_N are opened
+            levels = ("*/" * depth + name for depth in range(1, 5))
+            found += sorted({*here.rglob(name)}.union(*map(here.glob, levels)))
+    return [file for file in dict.fromkeys(found) if file.is_file()]
 
 
 def label_store(folder: RunFolder, config: RunConfig) -> "LabelStore":

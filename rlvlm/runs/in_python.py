@@ -31,7 +31,7 @@ from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, find_folder
-from rlvlm.runs.kinds import StepsRun, TurnsRun
+from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
 
 logger = logging.getLogger(__name__)
 
@@ -202,8 +202,9 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
     if config.kind == "steps":
         return StepPolicy(load_actor(checkpoint))
     env = make_env(config.task, config.env.for_evaluation(), config.seed)
-    if not isinstance(config, TurnsRun):
-        return ChunkPolicy(load_vla(checkpoint, env), env)
+    if isinstance(config, ChunksRun):
+        return ChunkPolicy(load_vla(checkpoint, env, config.policy), env)
+    assert isinstance(config, TurnsRun), "the only other kind"
     model = build_policy(config.policy, env)
     load_vlm(model, checkpoint)
     return TurnPolicy(model, env, config.algo.max_reply_tokens, config.algo.temperature)

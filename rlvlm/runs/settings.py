@@ -120,6 +120,24 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the tree whose leaves are `settings`, by dotted name: the inverse of `flat`.
+
+    Raises:
+        UsageError: a name has a value, and is a section too.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        branch: Any = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+            if not isinstance(branch, dict):
+                raise UsageError(f"{name} stands beside {section} {branch!r}", "leave one of them out")
+        branch[last] = value
+    return tree
+
+
 def changed_leaves(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
     """Returns the leaves of `after` that differ from `before` or are missing there: dotted name to both values."""
     old = flat(before)
@@ -171,7 +189,7 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
     config = getattr(config, "starting_for", lambda leaves: config)(leaves)
     tree = _plain(config)  # a copy, whose branches may be written to
     for name, value in leaves.items():
-        if name not in known:
+        if name not in known and not _is_in_mapping(config, name):
             near = difflib.get_close_matches(name, known, n=1)
             group = name.rpartition(".")[0]
             beside = [other for other in known if group and other.rpartition(".")[0] == group]
@@ -183,6 +201,14 @@ def override(config: T, settings: Mapping[str, Any]) -> T:
             branch = branch[group]
         branch[leaf] = value
     return read_settings(type(config), tree, like=config)
+
+
+def _is_in_mapping(config: Any, name: str) -> bool:
+    """Returns whether a dotted name is that of an entry of a mapping, such as `policy.settings`, whatever its key."""
+    owner = config
+    for part in name.split(".")[:-1]:
+        owner = getattr(owner, part, None)
+    return isinstance(owner, Mapping)
 
 
 def _plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.runs.build import film_draw, goal_image, imported_meanwhile, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
 from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, check_settings, label_store
+from rlvlm.runs.folder import RunFolder, label_store, read_state
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.networks import sent_bytes
 from rlvlm.runs.panels import PANEL_ROWS
@@ -333,8 +333,9 @@ def open_training(
         RunError: a part does not start, or the checkpoint belongs to a run with other settings.
     """
     config = replace(config, out=folder.path)  # for a default name too
-    before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0) if checkpoint is None else checkpoint.state
-    check_settings(before, config)  # now: the rest takes a minute, and an older checkpoint may have other settings
+    before = RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0)
+    if checkpoint is not None:  # now: the rest takes a minute, and an older checkpoint may have other settings
+        before = read_state(checkpoint, config)
     # before anything is sent to it
     if (
         config.reward.asks_judge

@@ -17,12 +17,14 @@ from pathlib import Path
 
 from rlvlm.core.disk import check_links, held
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.folder import RunFolder, check_disk, read_config, write_settings
+from rlvlm.core.trust import check_folder, names_of
+from rlvlm.runs import folder as run_folders
+from rlvlm.runs.folder import RunFolder, check_disk, read_config, settings_files, text_of, write_settings
 from rlvlm.runs.scores import Floats, scores
 from rlvlm.runs.settings import changed_leaves, to_yaml
 from rlvlm.runs.tables import CsvTable
 from rlvlm.sweeps.config import SweepConfig, read_sweep
-from rlvlm.sweeps.plan import TrialPlan, expand
+from rlvlm.sweeps.plan import TrialPlan, expand, run_configs
 
 FILE = "sweep.yaml"
 COLUMNS = ("task", "source", "seed", "state", "env_steps", "score", "cause")
@@ -142,6 +144,15 @@ def find_sweep(path: Path) -> SweepFolder | None:
     return SweepFolder(path.absolute()) if (path / FILE).is_file() else None
 
 
+def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
+    """Admits sweeps as well as runs; otherwise as `rlvlm.runs.folder.check_trust`."""
+    for file in settings_files(paths, FILE):
+        text, sweep = text_of(file), read_sweep(file)
+        check_folder(file, text, *names_of(sweep), trust=trust)  # its tasks, whose recipes its runs start from
+        check_folder(file, text, *names_of(*run_configs(expand(sweep))), trust=trust)
+    run_folders.check_trust(paths, trust=trust)
+
+
 @contextmanager
 def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, list[str]]]:
     """Holds the folder of a sweep for this process, and yields it with notes on changes since the last start.
@@ -187,5 +198,5 @@ def held_sweep(path: Path, config: SweepConfig) -> Iterator[tuple[SweepFolder, l
             for what, keys in changes.items()
             if keys
         ]
-        write_settings(folder.path / FILE, to_yaml(config))
+        write_settings(folder.path / FILE, to_yaml(config), *run_configs(plans))
         yield folder, notes

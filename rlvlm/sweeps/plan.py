@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config_file import current_names
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import changed_leaves, option_words, override, to_yaml
 from rlvlm.sweeps.config import SweepConfig
@@ -63,6 +65,11 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
     return plans
 
 
+def run_configs(plans: Sequence[TrialPlan]) -> list[RunConfig]:
+    """Returns the configuration of one seed of each task and source."""
+    return list({(plan.task, plan.source): plan.config for plan in plans}.values())
+
+
 def notes_of_plans(plans: Sequence[TrialPlan]) -> list[str]:
     """Returns notes about the runs for the user, once for all seeds; none of them prevents a start."""
     notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in plan.config.notes()]
@@ -99,7 +106,9 @@ def alone_command(config: RunConfig) -> list[str]:
 
 def _plan(sweep: SweepConfig, task: str, source: str, seed: int) -> TrialPlan:
     # the more specific wins: sweep, then task, then source
-    settings = sweep.settings | sweep.task_settings.get(task, {}) | sweep.sources[source].settings
+    settings: dict[str, Any] = {}
+    for part in (sweep.settings, sweep.task_settings.get(task, {}), sweep.sources[source].settings):
+        settings |= current_names(part, f"source {source} on {task}")
     budget = {"steps": sweep.budget.steps, "feedback.max_queries": sweep.budget.queries}
     set_here = {name: value for name, value in budget.items() if value is not None} | {"seed": seed}
     if taken := [name for name in settings if name in (*set_here, "task", "out")]:

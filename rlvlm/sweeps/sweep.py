@@ -22,7 +22,7 @@ from rlvlm.serving.apps import start_judge, start_serve
 from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import FILE, FINISHED, State, SweepFolder, held_sweep
-from rlvlm.sweeps.plan import TrialPlan, app_name, expand, notes_of_plans, shared_judges
+from rlvlm.sweeps.plan import TrialPlan, app_name, expand, notes_of_plans, run_configs, shared_judges
 from rlvlm.sweeps.progress_table import ProgressTable
 from rlvlm.sweeps.room import num_at_once, num_slots, roles_of_a_run, roles_of_judges
 from rlvlm.sweeps.trial import SweepTrial
@@ -50,7 +50,7 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
         for note in notes:
             table.line(note)
         callback = SweepCallback(folder=folder, sweep=sweep, plans=plans, table=table, stop=stop)
-        place = shlex.quote(str(folder.path)) + trust_option(folder.path / FILE)
+        place = shlex.quote(str(folder.path)) + trust_option(folder.path / FILE, *run_configs([*plans.values()]))
         stop.log, stop.advice = callback.tell_stop, f"rlvlm resume {place}"
         waiting = [key for key, record in callback.records.items() if record.state not in FINISHED]
         if waiting:

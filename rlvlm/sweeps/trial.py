@@ -117,7 +117,7 @@ class SweepTrial(Trainable):
     def _open(self) -> Training:
         """Returns the run loop at the newest checkpoint, with the run's folder locked."""
         # the user who started the sweep trusted its imports; another node does not know that
-        check_trust([self._folder.path], trust=True, goes_on=True)
+        check_trust([self._folder.path], trust=True)
         config = self._folder.config()
         if config.reward.asks_judge:  # the judge that the sweep has started for all runs that ask it
             config = replace(config, serve=replace(config.serve, app=app_name(config, self._sweep.path)))

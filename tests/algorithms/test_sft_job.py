@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlvlm.algorithms.checkpoint import CorruptCheckpoint
+from rlvlm.algorithms.checkpoint import MANIFEST, CorruptCheckpoint, write_manifest
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.player import load_vla, load_vlm, take_vla
@@ -21,6 +21,7 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
 from tests.algorithms.policy_gradient.tiny_runs import chunk_config, policy_config
 from tests.runs.test_weighted_start import label
@@ -110,7 +111,12 @@ def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder: Path, tmp_path: P
     policy = config.policy_for(env)
     take_vla(tmp_path / "algorithm", policy)
     assert measured[metrics.SFT_DEMONSTRATIONS] == 3
-    assert policy.statistics == load_vla(tmp_path / "algorithm", env).statistics != ""
+    assert policy.statistics == load_vla(tmp_path / "algorithm", env, config.policy).statistics != ""
+    card = tmp_path / "algorithm/policy.json"
+    card.write_text(card.read_text().replace('"head": "tokens"', '"head": "canary:POLICY"'))
+    write_manifest(card.parent, [file.name for file in card.parent.iterdir() if file.name != MANIFEST])
+    with pytest.raises(UsageError, match="names canary:POLICY, which the settings of its run do not"):
+        load_vla(card.parent, env, config.policy)
 
 
 # the first three differ by their numbers alone; the others by what is read, and by the loss
@@ -151,7 +157,7 @@ def test_actions_are_scaled_by_what_counts(folder: Path, tmp_path: Path) -> None
     label(data, file)  # the second of three episodes fails, to the judge
     run_sft(job(folder, "tokens", labels=str(file), weighting="filter", updates=1), 1, tmp_path / "out")
     env = make_env("push_block", task_env("push_block"), 0)
-    policy = load_vla(tmp_path / "out" / "algorithm", env)  # pyright: ignore[reportArgumentType] - its kind
+    policy = load_vla(tmp_path / "out" / "algorithm", env, VLAConfig())  # pyright: ignore[reportArgumentType] - its kind
     first, _, third = (record.arrays["actions"] for record in open_folder(data).episodes())
     wanted = ActionScale.of_actions(np.concatenate([first, third]).reshape(-1, first.shape[-1]), env.scaled_actions)
     assert policy.scale == wanted

@@ -1,7 +1,9 @@
 """What every run's settings are held to, whatever pipeline it is of."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import check_env_settings, task_env
 from rlvlm.runs.build import algorithm_settings
-from rlvlm.runs.checkpoints import RunState
+from rlvlm.runs.checkpoints import Checkpoint, RunState
 from rlvlm.runs.config_file import config_text, read_config_text
-from rlvlm.runs.folder import check_settings
+from rlvlm.runs.folder import read_state
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat, override
 
@@ -28,16 +30,19 @@ from rlvlm.runs.settings import flat, override
         ("push_block", "algo.lr algo.device algo.env_runners reward.monitor.on_alarm eval.episodes"),
     ],
 )
-def test_what_errors_tell_to_change_may_be_changed_and_what_a_run_is_may_not(task: str, names: str) -> None:
+def test_what_errors_tell_to_change_may_be_changed_and_what_a_run_is_may_not(
+    task: str, names: str, tmp_path: Path
+) -> None:
     config = recipe(task)
     free = {name for name in flat(config) if any(fnmatchcase(name, pattern) for pattern in config.may_change)}
     assert set(names.split()) <= free
     kept = {"task", "seed", "goal", "sft.lr", "env.episode_steps", "reward.source", "reward.teacher", "judge.model"}
     assert not free & kept
     state = RunState(env_steps=5, wall_s=0.0, peak_rss_mb=0.0, settings=flat(config))
-    check_settings(state, replace(config, steps=7))
+    (tmp_path / "run.json").write_text(json.dumps(asdict(state)))
+    assert read_state(Checkpoint(tmp_path), replace(config, steps=7)).env_steps == 5
     with pytest.raises(UsageError, match="seed is 9, before 0"):
-        check_settings(state, replace(config, seed=9, steps=7))
+        read_state(Checkpoint(tmp_path), replace(config, seed=9, steps=7))
 
 
 NAN = float("nan")

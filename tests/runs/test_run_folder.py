@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -24,16 +23,13 @@ from rlvlm.runs.folder import (
     QUERY_COLUMNS,
     RunFolder,
     check_newest,
-    check_trust,
-    code_named,
     create_folder,
     find_folder,
 )
 from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
 from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines
 from rlvlm.runs.train import convert_errors, start_run
+from rlvlm.sweeps.folder import check_trust
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -202,76 +198,45 @@ def test_a_folder_says_what_became_of_the_run_wherever_it_is(folder: RunFolder, 
     assert caught.value.fix == "did you mean seed?"
 
 
-EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
-
-
-TASK = "task: evil_module:TASK\n"
+SWEEP = "title: x\nseeds: [0]\ntasks: [soccer]\nsources: {{a: {{title: a, settings: {{{}}}}}}}"
 
 
 @pytest.mark.parametrize(
-    ("command", "text"),
+    ("file", "text", "asks"),
     [
-        *(("resume", TASK), ("eval", TASK), ("report", TASK), ("judge-report", TASK)),
-        ("resume", "task: drawer_open\nreward: {source: 'evil_module:NAME'}\n"),
-        ("judge-report --ask-swapped 1", "task: drawer_open\njudge: {backend: 'evil_module:NAME'}\n"),
-    ],
-)
-def test_a_folder_from_elsewhere_imports_nothing_without_trust(command, text, tmp_path, monkeypatch, capsys) -> None:
-    (tmp_path / "evil_module.py").write_text(EVIL)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(text)
-    (run / "command.txt").write_text("rlvlm run\n")
-    monkeypatch.chdir(tmp_path)
-    word, *options = command.split()
-    assert main([word, str(run), *options]) == 2
-    said = "".join(char for char in capsys.readouterr().err if char.isalnum() or char in "._:-")
-    assert "namescodeoutsideofrlvlmevil_module:" in said and "--trust" in said
-    assert not (tmp_path / "ran").exists() and "evil_module" not in sys.modules
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "is_code"),
-    [
-        ("config.yaml", "task: drawer_open\npipeline: policy", False),
         ("config.yaml", "task: gym:CartPole-v1", False),
         ("config.yaml", "task: gym:mine:CartPole-v1", True),
         ("config.yaml", "task: metaworld/door-open-v3", False),
         ("config.yaml", "task: rlvlm.testing:TINY", False),
         ("config.yaml", "task: rlvlm_mine:TASK", True),
-        ("sweep.yaml", "tasks: [drawer_open, 'mine:TASK']", True),
-        ("sweep.yaml", "tasks: [drawer_open, soccer]", False),
         ("config.yaml", "task: rlvlm.py:TASK", True),
         ("config.yaml", "task: soccer\njudge: {backend: 'rlvlm.testing:judge', api: {base_url: ''}}", False),
-        ("config.yaml", "task: soccer\nalgo: {loss: {policy: 'mine:loss'}}", True),
-        ("sweep.yaml", "tasks: [soccer]\nsources: {a: {settings: {reward.teacher: 'mine:NAME'}}}", True),
-        ("sweep.yaml", "tasks: [soccer]\n1: {2: [3]}", False),
+        ("config.yaml", "task: soccer\njudge: {backend: transformers, model: name/of-the-hub}", False),
+        ("config.yaml", "task: soccer\njudge: {backend: transformers, model: ./of_this_machine}", True),
+        ("config.yaml", "task: soccer\nout: /elsewhere", False),
+        ("config.yaml", "kind: turns\ntask: number_line\nalgo: {loss: {policy: 'mine:loss'}}", True),
         ("config.yaml", "task: soccer\njudge: {engine: {python: '/tmp/mine:/python'}}", True),
-        ("config.yaml", "task: soccer\nengine: {vllm: {python: ''}}", False),
-        ("config.yaml", "task: soccer\nengine: {vllm: {python: '/tmp/mine:/python'}}", True),
-        ("config.yaml", "- a list", False),
+        ("sweep.yaml", SWEEP.format("").replace("[soccer]", "[soccer, 'mine:TASK']"), True),
+        ("sweep.yaml", SWEEP.format(""), False),
+        ("sweep.yaml", SWEEP.format("reward.teacher: 'mine:NAME'"), True),
+        ("sweep.yaml", SWEEP.format("judge: {store: /elsewhere}"), True),
     ],
 )
-def test_what_asks_for_trust(file: str, text: str, is_code: bool, tmp_path: Path) -> None:
+def test_what_asks_for_trust(file: str, text: str, asks: bool, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     (run / "checkpoints" / "last").mkdir(parents=True)
     (run / file).write_text(text + "\n")
     (run / "command.txt").write_text("rlvlm run\n")
     inside = [run / "checkpoints" / "last"] if file == "config.yaml" else []  # in a sweep lie runs, which say it all
     for path in (run, *inside, tmp_path / "runs"):  # itself, below it, above it
-        if not is_code:
-            check_trust([path], trust=False, goes_on=True)
+        if not asks:
+            check_trust([path], trust=False)
             continue
         with pytest.raises(UsageError, match="names code outside of rlvlm|leads out of its folder"):
-            check_trust([path], trust=False, goes_on=True)
-    check_trust([run], trust=True)
-
-
-def test_who_only_plays_a_run_imports_its_task_alone(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("task: soccer\nreward: {teacher: 'mine:NAME'}\n")
-    check_trust([tmp_path], trust=False)
-    assert code_named(override(recipe("soccer"), {"reward.source": "mine:NAME"}), goes_on=True) == ["mine:NAME"]
+            check_trust([path], trust=False)
+    if "mine" not in text and ".py:" not in text:  # else there is no such file to import
+        check_trust([run], trust=True)
+        check_trust([run], trust=False)
 
 
 @pytest.fixture

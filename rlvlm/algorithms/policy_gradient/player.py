@@ -15,14 +15,17 @@ from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_held_out
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.core import metrics
+from rlvlm.core.disk import expand_home
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import MachineError, UsageError
+from rlvlm.core.trust import names_of
 from rlvlm.demonstrations.collect import Demonstrator, acting
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.playing import play
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vla.build import read_config, read_policy
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.policy import VLAPolicy
 
 VLM_KIND, VLA_KIND = "vlm", "vla"
@@ -216,14 +219,29 @@ def load_start(policy: Any, folder: Path) -> bool:
     return bool(start)
 
 
-def load_vla(folder: Path, env: ChunkEnv) -> VLAPolicy:
+def load_vla(folder: Path, env: ChunkEnv, known: VLAConfig) -> VLAPolicy:
     """Loads the policy of the checkpoint in `folder`.
 
+    Args:
+        folder: the algorithm's folder in a checkpoint, or one from `rlvlm sft`.
+        env: env in which it acts.
+        known: settings of the policy that its reader has read and trusts, e.g. the run's.
+
     Raises:
+        UsageError: the checkpoint names code or files that `known` does not.
         CorruptCheckpoint: a file is missing, has changed since it was written, or contains another kind of policy.
         ModelUnavailable: the checkpoint is of an adapter, and the model that it belongs to cannot be loaded.
     """
     file = load_policy_file(folder, VLA_KIND)
+    with corrupt_if_unreadable(folder, _PLAYABLE):
+        config = read_config(file.meta)
+    # the checkpoint has a copy of the settings, in a file that is not read before its folder is trusted
+    (code, out), (known_code, known_out) = names_of(config), names_of(known)
+    if odd := {*code, *map(expand_home, out.values())} - {*known_code, *map(expand_home, known_out.values())}:
+        raise UsageError(
+            f"the policy in {folder} names {', '.join(sorted(odd))}, which the settings of its run do not",
+            "do not use it: it was changed after it was saved",
+        )
     with corrupt_if_unreadable(folder, _PLAYABLE):
         policy = read_policy(file.meta, env)
         policy.load_trained_state(file.weights)

@@ -11,7 +11,7 @@ from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
 from rlvlm.policies.vla.flow.policy import FlowPolicy
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
+from rlvlm.policies.vla.lerobot.config import LeRobotConfig, current_lerobot
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
 
@@ -79,9 +79,7 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     pocket = PocketVLAConfig(**{**config["pocket"], "channels": tuple(config["pocket"]["channels"])})
     openvla, flow = OpenVLAConfig(**config["openvla"]), FlowConfig(**config.get("flow", {}))
     parts = {"pocket": pocket, "openvla": openvla, "flow": flow}
-    lerobot = dict(config.pop("smolvla", config.get("lerobot", {})))  # its name before pi0
-    if lerobot.pop("patches", "exact") == "shifted":
-        lerobot["faults"] = ["shifted_patches"]
+    lerobot = current_lerobot(config.pop("smolvla", config.get("lerobot", {})))  # its name before pi0
     parts["lerobot"] = LeRobotConfig(
         **{**lerobot, **{name: tuple(lerobot.get(name, ())) for name in ("cameras", "faults")}}
     )

@@ -98,7 +98,7 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
     assert 0 <= evaluation.metrics[metrics.EVAL_SAMPLED_SUCCESS] <= 1
     algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
     env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
-    policy = load_vla(tmp_path / "checkpoint", env)
+    policy = load_vla(tmp_path / "checkpoint", env, VLAConfig())
     again = chunk_player(ChunkSampler(policy=policy, env=env)).play(range(1_000_000, 1_000_005))
     for one, other in zip(again, evaluation.episodes, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)

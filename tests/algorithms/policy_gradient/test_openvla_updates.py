@@ -76,7 +76,7 @@ def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
     held = load_policy_file(tmp_path / "checkpoint")
     assert held.weights and all("lora_" in name for name in held.weights)
     env = make_env("push_block", WORLD, 0)
-    policy = load_vla(tmp_path / "checkpoint", env)
+    policy = load_vla(tmp_path / "checkpoint", env, settings(checkpoint).policy)
     player = chunk_player(ChunkSampler(policy=policy, env=env))
     for one, other in zip(player.play(range(1_000_000, 1_000_002)), played, strict=True):
         assert np.array_equal(one.snapshots, other.snapshots)

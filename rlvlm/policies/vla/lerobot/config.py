@@ -1,7 +1,8 @@
 """Settings of a checkpoint in LeRobot's layout; imports nothing heavy."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive
 from rlvlm.core.leads import FilePath, ModelName
@@ -70,3 +71,11 @@ class LeRobotConfig:
                 f"{self.section}.dtype bfloat16 is too coarse for weights that learn; use expert or lora, or leave "
                 "out dtype"
             )
+
+
+def current_lerobot(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of an earlier 0.2's SmolVLA, from a run's files or a checkpoint's card, in today's form."""
+    found = dict(settings)
+    if found.pop("patches", "exact") == "shifted":
+        found["faults"] = ["shifted_patches"]
+    return found
