@@ -134,7 +134,8 @@ class ScoreOptions:
     preflight: int = 20
     """Number of known items that are asked first; a judge with meaningless answers is refused. 0 asks none."""
     out: Path | None = None
-    """Folder for labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data."""
+    """Folder for labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data, or
+    DATA.people if people answer. One judge's labels are not replaced by another's."""
     trust: bool = False
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
     seed: int = 0

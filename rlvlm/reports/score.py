@@ -22,7 +22,9 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, UsageError
+from rlvlm.core.foreign import read_json
 from rlvlm.core.install import check_train
+from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.recorded_labels import PAIR_COLUMNS, read_labels, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
@@ -54,13 +56,14 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
     the missing ones. People are asked on `page`, and never any known item first.
 
     Raises:
-        UsageError: none of the data can be read, or `out` cannot be written.
+        UsageError: none of the data can be read, or `out` cannot be written or holds another judge's labels.
         JudgeUnavailable: the judge cannot be loaded or does not answer, or its budget is spent; earlier answers are
             kept and written.
         JudgeRefused: the preflight finds that its answers mean nothing.
     """
     config, path = options.judge, options.data.absolute()
-    out = options.out or path.with_name(f"{path.name}.labels")
+    # people's answers lie beside a judge's, not over them
+    out = options.out or path.with_name(f"{path.name}.{'people' if config.is_human else 'labels'}")
 
     def make_draw(folder: Any) -> Any:
         env = folder_env(folder, trust=options.trust)
@@ -95,6 +98,7 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
     store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
     with ExitStack() as stack:
         judge = _open_judge(stack, options, store, out, page or PageConfig(), stop)
+        _check_judge_of(out, judge.stamp)
         kept = CachedJudge(judge, store)
         if options.preflight and not config.is_human:
             _try_judge(kept, data, recordings, asked, options.preflight)
@@ -110,12 +114,7 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
     is_whole = error is None and len(episodes) == data.num_episodes
     found = ScoredData(recordings.path.name, data, asked, kept.stamp, tuple(episodes), strips, is_whole, other)
     row = found.row() | {"asked": kept.misses, "from_store": kept.hits, "wall_s": round(wall_s, 1)}
-    write_labels(out / LABELS_FILE, data.digest, found.labels())
-    if "pairs" in asked.questions:
-        write_labels(out / PAIRS_FILE, data.digest, found.pairs(), PAIR_COLUMNS)
-    if recordings.form == "lerobot" and "progress" in asked.questions:
-        name = kept.stamp.judge
-        write_lerobot_progress(out / LEROBOT_FILE, found.lerobot_progress(), data.digest, name)
+    _write_tables(out, found, is_lerobot=recordings.form == "lerobot")
     write_json(out / ROW_FILE, row)
     write_whole(out / PAGE_FILE, found.page(row))
     for what, cell in row["summary"].items():
@@ -134,6 +133,31 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
         )
         raise JudgeUnavailable(f"{error}; what was answered before is kept", fix) from error
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _write_tables(out: Path, found: ScoredData, *, is_lerobot: bool) -> None:
+    """Writes the tables of what was asked; those of what was asked before, and not this time, stay as they are."""
+    digest, questions = found.data.digest, found.asked.questions
+    if questions != {"pairs"} or not (out / LABELS_FILE).exists():  # of pairs alone it has what cannot be shown
+        write_labels(out / LABELS_FILE, digest, found.labels())
+    if "pairs" in questions:
+        write_labels(out / PAIRS_FILE, digest, found.pairs(), PAIR_COLUMNS)
+    if is_lerobot and "progress" in questions:
+        write_lerobot_progress(out / LEROBOT_FILE, found.lerobot_progress(), digest, found.stamp.judge)
+
+
+def _check_judge_of(out: Path, stamp: Stamp) -> None:
+    """Raises UsageError if `out` holds another judge's labels, which would be replaced."""
+    try:
+        row = read_json(out / ROW_FILE)
+        judge, prompt = str(row["judge"]), str(row["prompt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no labels yet
+    if (judge, prompt) != (stamp.judge, stamp.prompt):
+        raise UsageError(
+            f"{out} has the labels of {judge} ({prompt}), which those of {stamp.judge} ({stamp.prompt}) would replace",
+            "name another folder with --out, or remove that one",
+        )
 
 
 def _open_judge(

@@ -97,7 +97,7 @@ def test_a_person_answers_what_runs_other_judges_or_recorded_data_ask(
 ) -> None:
     links: list[str] = []
     place = film_two_pushes(tmp_path / "data") if kind == "data" else store
-    answers = tmp_path / "data.labels" / "answers" if kind == "data" else store
+    answers = tmp_path / "data.people" / "answers" if kind == "data" else store
     if kind == "run":
         folder = create_folder(StepsRun(task="rlvlm.testing:TINY", out=tmp_path / "run"), [], datetime.now())
         place, answers = folder.path, shutil.copytree(store, folder.labels)
@@ -126,7 +126,7 @@ def test_a_person_answers_what_runs_other_judges_or_recorded_data_ask(
     person.join(timeout=10)
     assert not person.is_alive()
     if kind == "data":
-        rows = pq.read_table(tmp_path / "data.labels" / "pairs.parquet").to_pylist()
+        rows = pq.read_table(tmp_path / "data.people" / "pairs.parquet").to_pylist()
         assert {row["judge"] for row in rows} == {"human"} and len(rows) == 2 * count, "one answer is for both orders"
 
 

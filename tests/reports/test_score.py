@@ -283,6 +283,15 @@ def test_labels_are_of_their_own_data_and_there_is_one_for_each_frame(tmp_path: 
     )
 
 
+def test_one_judges_labels_are_not_replaced_by_anothers(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "folder", films())
+    rows, _ = score(data)
+    with pytest.raises(UsageError, match=r"has the labels of \S+dim: .* would replace") as refused:
+        score(data, "--preflight", "0", judge="blind")
+    assert "--out" in refused.value.fix
+    assert score(data, "--ask", "pairs")[0] == rows, "other questions to the same judge leave its table"
+
+
 @pytest.mark.slow
 def test_a_killed_command_asks_each_question_once(tmp_path: Path) -> None:
     data = write_data(
