@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlvlm.envs.registry import Task as Task
     from rlvlm.envs.registry import make_env as make_env
     from rlvlm.judges.build import build_judge as build_judge
+    from rlvlm.judges.client import Judge as Judge
     from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import load_policy as load_policy
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 PUBLIC = {
     "Clip": "rlvlm.core.judging",
+    "Judge": "rlvlm.judges.client",
     "Query": "rlvlm.core.judging",
     "Task": "rlvlm.envs.registry",
     "build_judge": "rlvlm.judges.build",

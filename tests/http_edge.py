@@ -2,14 +2,18 @@
 
 import base64
 import io
+import socket
 import struct
+import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -25,6 +29,9 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.judge = FakeJudge()
+
+    async def stamp(self):
+        return self.judge.stamp
 
     async def compare(self, queries):
         return self.judge.compare(queries)
@@ -63,6 +70,20 @@ class Edge:
 
     def post(self, path: str, body: Any):
         return self.client.post(path, json=body)
+
+    @contextmanager
+    def listening(self) -> Iterator[str]:
+        """The same over a real port; yields its address."""
+        with socket.socket() as port:
+            port.bind(("127.0.0.1", 0))
+            server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, lifespan="off"))
+            thread = threading.Thread(target=server.run, args=([port],), daemon=True)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{port.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                thread.join(10)
 
 
 def png(level: int = 128, size: tuple[int, int] = (32, 32), kind: str = "PNG", **options: Any) -> bytes:

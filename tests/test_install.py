@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 KIT = (
     "cli core.console.boxes core.guests commands.data commands.doctor commands.judge_bench commands.judge_report "
     "commands.labels commands.report commands.score demonstrations.exchange demonstrations.lerobot "
-    "judge_bench.preflight judges.build "
+    "judge_bench.preflight judges.client judges.build "
     "judges.own labels.export labels.people reports.compare reports.contact_sheet reports.harvest reports.judge_bench "
     "reports.judge_report reports.judges_page reports.score rewards.monitor serving.label_page vlms.engines.remote"
 ).split()

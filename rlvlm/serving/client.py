@@ -432,6 +432,9 @@ class AsyncAppClient:
     async def score(self, clips: Sequence[Clip]) -> list[Score]:
         return await self.ask("score", list(clips))
 
+    async def stamp(self) -> Stamp:
+        return await self.ask("stamp")
+
     async def generate(self, chat: Chat, max_new_tokens: int, temperature: float) -> str:
         replies = await self.ask("generate", [chat], max_new_tokens, temperature)
         return replies[0]

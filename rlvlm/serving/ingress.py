@@ -44,7 +44,7 @@ from rlvlm.serving.client import AsyncAppClient
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.error_answers import answer_errors
 from rlvlm.serving.guard import Guard, make_token, read_token
-from rlvlm.serving.media import MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
+from rlvlm.serving.media import MAX_IMAGES, MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
 from rlvlm.serving.policy_replica import ReplyCall
 from rlvlm.serving.refusal import RETRY_AFTER_S, AsciiJSON, Refusal, overloaded
 from rlvlm.serving.replica import marked
@@ -210,6 +210,18 @@ class Routes:
             deploying_backends=[name for name in names if name not in ready],
         )
 
+    async def models(self) -> wire.ModelList:
+        """Lists the judges that answer now, and the server's limits."""
+        names = [name for name in self._judges if name in await self._ready()]
+        stamps = await asyncio.gather(*(self._judges[name].stamp() for name in names))
+        facts = wire.ServerFacts(
+            version=rlvlm.__version__,
+            max_images=MAX_IMAGES,
+            body_bytes=self._config.body_bytes,
+            judges={name: wire.StampAnswer.model_validate(stamp) for name, stamp in zip(names, stamps, strict=True)},
+        )
+        return wire.ModelList(data=[wire.ModelCard(id=name) for name in names], rlvlm=facts)
+
     async def _compare(
         self, questions: Sequence[wire.PreferenceQuestion], backend: str | None
     ) -> list[wire.PreferenceAnswer]:
@@ -308,6 +320,7 @@ def build_app(
         app.post("/v1/preference/batch")(routes.preference_batch)
         app.post("/v1/score")(routes.score)
         app.post("/v1/score/batch")(routes.score_batch)
+        app.get("/v1/models")(routes.models)
         app.post("/generate")(routes.generate)
         app.post("/score")(routes.score_video)
     if policies:

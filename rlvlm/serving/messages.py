@@ -253,6 +253,35 @@ class HealthAnswer(WireModel):
     """Judges and policies that do not answer: still loading, being replaced, or broken."""
 
 
+class ServerFacts(WireModel):
+    """Version, limits and judges of the server, for rlvlm's own client."""
+
+    version: str
+    max_images: int
+    """Maximum number of images in a request."""
+    body_bytes: int
+    """Maximum size of a request's body."""
+    judges: dict[str, StampAnswer]
+    """Judges that answer now, the default first."""
+
+
+class ModelCard(WireModel):
+    """A judge with its form of answer, as `model` of a chat completion names it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "rlvlm"
+
+
+class ModelList(WireModel):
+    """Models for `/v1/chat/completions`, in OpenAI's form."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    rlvlm: ServerFacts
+
+
 class ErrorDetail(WireModel):
     """Error code for programs, message for people, and the fix."""
 

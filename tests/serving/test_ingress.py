@@ -202,6 +202,7 @@ def test_the_pages_describe_every_route_and_load_nothing(edge):
         "/v1/preference/batch",
         "/v1/score",
         "/v1/score/batch",
+        "/v1/models",
         "/generate",
         "/score",
         "/health",

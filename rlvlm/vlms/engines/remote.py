@@ -28,7 +28,7 @@ from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Message, Refus
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.budget import Budget
 from rlvlm.vlms.engines.http_client import Proxy, make_http_client
-from rlvlm.vlms.engines.loop import LoopThread
+from rlvlm.vlms.engines.loop import LoopThread, PerProcess
 from rlvlm.vlms.engines.remote_failures import ROOT_FIX, failure_of, page_in, pause_of
 from rlvlm.vlms.engines.remote_replies import joined_stream, read_reply
 from rlvlm.vlms.engines.secret import read_key
@@ -108,13 +108,19 @@ class RemoteEngine:
         self._sdk = openai
         url = api.base_url or own.url
         self._proxy = Proxy.of(url)
-        self._client = openai.AsyncOpenAI(
-            api_key=self._key.reveal() or "none",  # the client insists on a key
-            base_url=url,
-            timeout=api.timeout_s,
-            max_retries=0,  # each try must pass the budget
-            http_client=make_http_client(openai, url, self._proxy),
-        )
+
+        def connect() -> tuple[LoopThread, Any]:
+            client = openai.AsyncOpenAI(
+                api_key=self._key.reveal() or "none",  # the client insists on a key
+                base_url=url,
+                timeout=api.timeout_s,
+                max_retries=0,  # each try must pass the budget
+                http_client=make_http_client(openai, url, self._proxy),
+            )
+            return LoopThread("remote-vlm"), client
+
+        self._connection = PerProcess(connect)
+        self._connection()  # now: its proxy or certificates may be invalid
         self._model = model
         self._config = api
         self._seed = seed
@@ -126,11 +132,10 @@ class RemoteEngine:
         self.budget = Budget(api)
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._loop = LoopThread("remote-vlm")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` concurrently with all other requests of this model and returns its result; safe in any thread."""
-        return self._loop.run(work)
+        return self._connection()[0].run(work)
 
     async def reply(
         self, request: ChatRequest, *, max_new_tokens: int, temperature: float, deadline: float = math.inf
@@ -214,7 +219,7 @@ class RemoteEngine:
         sent = {name: value for name, value in body.items() if name not in self._not_taken}
         try:
             # said aloud, as some servers stream by default
-            completion = await self._client.chat.completions.create(model=self._model, stream=False, **sent)
+            completion = await self._connection()[1].chat.completions.create(model=self._model, stream=False, **sent)
         except sdk.APIStatusError as error:
             raise self._failure(error.status_code, error.body, error.message, sent, error.response.headers) from None
         except sdk.APIConnectionError as error:

@@ -54,7 +54,7 @@ def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> S
         ModelUnavailable: a required key is missing, or the file is readable by others or unreadable.
     """
     if config.key_file:
-        return Secret(_read_file(Path(config.key_file).expanduser()))
+        return read_secret(Path(config.key_file).expanduser())
     names = (config.key_env,) if config.key_env else () if config.base_url else usual
     value = next((os.environ[name].strip() for name in names if os.environ.get(name, "").strip()), "")
     if not value and (is_needed or config.key_env):
@@ -65,7 +65,7 @@ def read_key(config: ApiConfig, *, usual: tuple[str, ...], is_needed: bool) -> S
     return Secret(value)
 
 
-def _read_file(file: Path) -> str:
+def read_secret(file: Path) -> Secret:
     """Returns the single line in `file`, which only its owner may read."""
     try:
         with file.open("rb") as stream:
@@ -86,4 +86,4 @@ def _read_file(file: Path) -> str:
         raise ModelUnavailable(
             f"{file} does not hold a key: one word of plain characters is expected", "write the key alone into the file"
         )
-    return key
+    return Secret(key)
