@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlvlm.core.steps import FloatArray
+from rlvlm.policies.vla.used_range import used_range
 
 NUM_BINS = 256
 ALIAS, TOP_BIN = 255, 254
@@ -86,7 +87,7 @@ class ActionScale:
     @classmethod
     def of_actions(cls, actions: FloatArray, scaled: tuple[bool, ...]) -> "ActionScale":
         """Returns the scale of demonstrated `actions` [N, A] in the env's units."""
-        low, high = np.quantile(actions.astype(np.float64), [0.01, 0.99], axis=0)
+        low, high = used_range(actions)
         return cls(low=tuple(low.tolist()), high=tuple(high.tolist()), scaled=scaled)
 
     @classmethod

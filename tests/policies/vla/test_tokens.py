@@ -14,6 +14,7 @@ from rlvlm.policies.vla.tokens import (
     encode,
     ids_of_bins,
 )
+from rlvlm.policies.vla.used_range import used_range
 
 
 def test_by_hand() -> None:
@@ -53,6 +54,19 @@ def test_scale_is_read_from_a_checkpoints_statistics() -> None:
     for odd in ("NaN", "Infinity"):
         with pytest.raises(ValueError, match="must be finite"):
             ActionScale.read(text.replace("0.8", odd), "libero_10_no_noops")
+
+
+def test_what_is_seldom_demonstrated_can_be_acted() -> None:
+    """A wrist that turns in 6 of 1,000 steps and a button pressed in 5; both percentiles are the same number."""
+    actions = np.zeros((1_000, 3), np.float32)
+    actions[:, 0] = np.linspace(-0.5, 0.5, 1_000)
+    actions[100:106, 1], actions[:, 2], actions[500:505, 2] = 0.8, -1.0, 1.0
+    scale = ActionScale.of_actions(actions, (True, True, True))
+    back = scale.to_env(decode(encode(scale.from_env(actions))))
+    assert np.abs(back - actions)[:, 1:].max() < 2 / 255 and scale.high[0] == pytest.approx(0.49)
+    assert (scale.low, scale.high) == tuple(map(tuple, np.array(used_range(actions)).tolist()))
+    still = ActionScale.of_actions(np.full((9, 1), 0.3, np.float32), (True,))
+    assert still.to_env(decode(encode(np.array([0.9], np.float32)))) == pytest.approx(0.3)
 
 
 def test_scale_of_demonstrations_is_their_quantiles() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.core.steps import FloatArray
+from rlvlm.policies.vla.used_range import used_range
 
 MODES = ("mean_std", "quantiles")
 _CONSTANT = 1e-6
@@ -73,15 +74,8 @@ class Scale:
     def measure(cls, values: FloatArray, mode: str) -> "Scale":
         """Measures the scale of `values` [N, A]."""
         exact = values.astype(np.float64)
-        q01, q99 = np.quantile(exact, [0.01, 0.99], axis=0)
-        # a feature that seldom changes has equal percentiles: its extremes replace them
-        is_rare = q99 - q01 < _CONSTANT
-        columns = {
-            "mean": exact.mean(axis=0),
-            "std": exact.std(axis=0),
-            "q01": np.where(is_rare, exact.min(axis=0), q01),
-            "q99": np.where(is_rare, exact.max(axis=0), q99),
-        }
+        q01, q99 = used_range(values)
+        columns = {"mean": exact.mean(axis=0), "std": exact.std(axis=0), "q01": q01, "q99": q99}
         return cls(**{name: tuple(column.tolist()) for name, column in columns.items()}, mode=mode)
 
 
