@@ -49,17 +49,17 @@ from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.plugins.lerobot.config import LeRobotConfig
+from rlvlm.plugins.lerobot.loading import outline
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
-from rlvlm.policies.vla.lerobot.loading import outline
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.backbone import prompt_ids
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.vlms.devices import use_expandable_segments
-from tests.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
+from tests.plugins.lerobot.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
 from tests.tiny_openvla import SMALL, STATISTICS, WORDS
 from tests.tiny_vlm import IMAGE, build_tokenizer
 

@@ -5,7 +5,7 @@
 #   PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312        LeRobot 0.6.1: pi0, pi0.5, data sets 3.0
 # LeRobot wants an older torch and transformers, so it never shares an environment with rlvlm. Release 0.4.4 is the last
 # one for Python 3.11 and refuses stock transformers for pi0. No run needs it: it makes the reference that
-# tests/policies/vla/lerobot holds our networks against, and opens the folders that rlvlm writes.
+# tests/plugins/lerobot holds our networks against, and opens the folders that rlvlm writes.
 # Each takes about 8 GB, as PyPI's torch for Linux comes with CUDA. Safe to rerun.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -7,7 +7,7 @@
     .envs/lerobot312/bin/python environments/lerobot_reference.py data FOLDER MADE.npz image
     PYTHONPATH=.envs/lerobot033 .envs/lerobot/bin/python environments/lerobot_reference.py data FOLDER MADE.npz video
 
-`make` writes the checkpoint of tests/tiny_lerobot.py, its VLM's config and tokenizer in FOLDER/vlm. `chunk` reads
+`make` writes the checkpoint of tiny_lerobot.py (tests), its VLM's config and tokenizer in FOLDER/vlm. `chunk` reads
 `images` [B, cameras, H, W, 3] uint8, `texts` [B], `states` [B, P], `noise` [B, L, D], `times` [K] and `demonstrated`
 [B, L, A] in the env's units, and writes `velocities` [K, B, L, D] at the noise, `denoised` [B, L, D], `actions`
 [B, L, A] in the env's units and `targets` [B, L, A], the demonstrated ones as a network learns them. `shapes` writes
@@ -15,7 +15,7 @@ names and shapes of the weights of a policy of published size. `data` writes a d
 or in films (video), of episodes `actions_N` [T, A], `states_N` [T, P] and `images_N` [T, 2, H, W, 3], all with `text`.
 
 The kinds are smolvla, pi0 and pi05; the last two need LeRobot 0.6, which has them in one size alone: for `make` and
-`chunk` that is replaced by the small one of tests/tiny_lerobot.py, and nothing else.
+`chunk` that is replaced by the small one of tiny_lerobot.py, and nothing else.
 """
 
 import argparse
@@ -33,7 +33,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # a package of this environment has the name tests
+sys.path.insert(
+    0, str(Path(__file__).parents[1] / "tests/plugins/lerobot")
+)  # a package of this environment has the name tests
 from tiny_lerobot import (  # noqa: E402
     CONFIGS,
     FEATURES,
@@ -119,7 +121,7 @@ def shrink(kind: str, vlm: Path | None) -> None:
 
 
 def make(folder: Path, kind: str, relative: Path | None = None) -> None:
-    """The small random policy of tests/tiny_lerobot.py, as LeRobot builds and saves it, its actions relative or not."""
+    """The small random policy of tiny_lerobot.py, as LeRobot builds and saves it, its actions relative or not."""
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.factory import make_pre_post_processors
 

@@ -11,8 +11,8 @@ import importlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ NAMES_FILE = FOLDER / "names.json"
 
 _LOGGER = logging.getLogger(__name__)
 Entry = TypeVar("Entry")
+Config = TypeVar("Config")
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +70,23 @@ class JudgeBackend:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyCheckpoint:
+    """A kind of pretrained policy in chunks that `policy.model` names, chosen by `policy.head`."""
+
+    section: str
+    """Section of `policy` with its settings, which have `section`, `learns`, `adapter`, `device`, `at_once` and
+    `recompute`, e.g. `openvla`."""
+    build: str
+    """`module:FUNCTION`, called with the `VLAConfig` and the env; returns the `VLAPolicy`, loaded."""
+    check: str
+    """`module:FUNCTION`, called with the folder, its settings and the env; raises ModelUnavailable unless they fit, as
+    far as can be said without reading weights."""
+    outline: str
+    """`module:FUNCTION`, called with the folder and its settings; returns the network without weights, for counting
+    parameters, and the config of its language model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
     """What a guest adds, by name. Nothing of it replaces what another part of rlvlm has under the same name."""
 
@@ -79,6 +98,13 @@ class Guest:
     """Commands, e.g. `distill`, and forms of other commands, e.g. `labels import`."""
     judges: Mapping[str, JudgeBackend] = field(default_factory=dict)
     """Values of `judge.backend`."""
+    checkpoints: Mapping[str, PolicyCheckpoint] = field(default_factory=dict)
+    """Pretrained policies in chunks, by `policy.head`."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Sections of settings that it adds to `judge` or to a `policy` in chunks: `module:CLASS` by dotted name, e.g.
+    `policy.lerobot`. The class is a frozen dataclass with defaults; its module imports nothing above `rlvlm.core`. A
+    section has no effect without the guest's own judges and checkpoints. Its static method `current`, if it has one,
+    brings saved settings of earlier versions to today's form."""
     tasks: str = ""
     """`module:FUNCTION` that returns its `envs.registry.Task`s."""
 
@@ -116,6 +142,46 @@ def with_guests(table: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
             else:
                 entries[name] = entry
     return entries
+
+
+def with_sections(prefix: str) -> Callable[[type[Config]], type[Config]]:
+    """Returns a class decorator that adds the sections of guests to a config class, below `dataclass`.
+
+    Args:
+        prefix: dotted name of the config among a run's settings, e.g. `policy`.
+    """
+
+    def add(config: type[Config]) -> type[Config]:
+        for guest, declared in guests().items():
+            for name, reference in declared.settings.items():
+                owner, _, section = name.rpartition(".")
+                if owner != prefix:
+                    continue
+                try:
+                    kind = load(reference)
+                    config.__annotations__ = {**config.__annotations__, section: kind}
+                    setattr(config, section, field(default_factory=kind))
+                except Exception as error:  # somebody else's file may fail in any way
+                    _LOGGER.warning("the settings %s of the guest %s are left out: %s", name, guest, first_line(error))
+        return config
+
+    return add
+
+
+def section_of(config: Any, kind: type[Section]) -> Section:
+    """Returns the section of a config that a guest declared with the class `kind`."""
+    return next(value for one in fields(config) if isinstance(value := getattr(config, one.name), kind))
+
+
+def current_section(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the saved settings of a guest's section, which may be of an earlier version, in today's form.
+
+    Args:
+        name: dotted name of the section, e.g. `policy.lerobot`.
+        settings: settings by name, as read from YAML or JSON.
+    """
+    kinds = (kind for guest in guests().values() for section, kind in guest.settings.items() if section == name)
+    return next((getattr(load(kind), "current", dict)(settings) for kind in kinds), dict(settings))
 
 
 def forms_of(command: str) -> dict[str, Command]:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, get_args
 
 from rlvlm.core.checks import check_least, check_shares
 from rlvlm.core.errors import UnsupportedQuestion
-from rlvlm.core.guests import JudgeBackend, guest_of, with_guests
+from rlvlm.core.guests import JudgeBackend, guest_of, with_guests, with_sections
 from rlvlm.core.leads import CodeRef, FilePath, ModelName
 from rlvlm.core.references import is_reference
 from rlvlm.vlms.config import ApiConfig, EngineConfig, VLMConfig
@@ -118,6 +118,7 @@ class HumanConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+@with_sections("judge")
 class JudgeConfig(VLMConfig):
     """Model that judges, and its prompts."""
 

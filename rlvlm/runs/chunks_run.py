@@ -97,11 +97,8 @@ class ChunksRun(AnswersRun):
         return found
 
     def folders(self) -> dict[str, tuple[str, str]]:
-        own = {
-            "policy.openvla.adapter": (self.policy.openvla.adapter, "adapter_config.json"),
-            "policy.lerobot.adapter": (self.policy.lerobot.adapter, "adapter_config.json"),
-        }
-        return super().folders() | own
+        loading = self.policy.loading
+        return super().folders() | {f"{loading.section}.adapter": (loading.adapter, "adapter_config.json")}
 
     def check_start(self) -> None:
         if self.sft.demonstrations:

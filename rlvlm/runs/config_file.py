@@ -9,11 +9,11 @@ from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import PRESETS
 from rlvlm.core.errors import UsageError
+from rlvlm.core.guests import current_section, guests
 from rlvlm.core.trust import foreign_code, is_trusted
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import current_settings
 from rlvlm.envs.registry import find_task, own_settings
-from rlvlm.policies.vla.lerobot.config import current_lerobot
 from rlvlm.policies.vlm.config import HEAD_OF_ACTS
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.kinds import KINDS
@@ -139,10 +139,12 @@ def _modernise(tree: dict[str, Any], file: str) -> None:
         if owner is not None and last in owner:
             value = owner.pop(last)
             owner[new] = HEAD_OF_ACTS.get(value, value) if last == "acts" else value
-    owner, last = _owner(tree, "policy.lerobot")
-    for section, key, current in ((tree, "env", current_settings), (owner or {}, last, current_lerobot)):
-        if isinstance(section.get(key), dict):
-            section[key] = current(section[key])
+    if isinstance(tree.get("env"), dict):
+        tree["env"] = current_settings(tree["env"])
+    for name in (name for guest in guests().values() for name in guest.settings):
+        owner, last = _owner(tree, name)
+        if owner is not None and isinstance(owner.get(last), dict):
+            owner[last] = current_section(name, owner[last])
 
 
 def _owner(tree: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, str]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import UsageError
+from rlvlm.core.guests import guest_of
 from rlvlm.core.yaml_text import read_yaml, write_yaml
 
 T = TypeVar("T")
@@ -277,6 +278,8 @@ def _read_dataclass(kind: type, value: Any, place: str, like: Any) -> Any:
     hints = typing.get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind)]
     prefix = f"{place}." if place else ""
+    # a section of a guest that was taken out has no effect without what else the guest added, which is refused itself
+    value = {key: item for key, item in value.items() if key in names or not guest_of("settings", f"{prefix}{key}")}
     for key in value:
         if key not in names:
             near = difflib.get_close_matches(str(key), names, n=1)

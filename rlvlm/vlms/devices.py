@@ -16,10 +16,10 @@ _ASSIGNS = {
     "judge": "; a replica is given one by --serve.num-gpus",
     "policy": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner, a replica of "
     "--engine.num-replicas by --engine.num-gpus, a worker of rlvlm sft by --job.gpus-per-worker",
-    "policy.openvla": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
-    "policy.lerobot": "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner",
 }
 """By section of the command line, the setting that makes Ray assign a GPU to processes beside the run's own."""
+_LEARNERS = "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner"
+"""The same for checkpoints, whose sections are within `policy`, e.g. `policy.openvla`."""
 
 
 _ALLOCATOR, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
@@ -105,9 +105,10 @@ def pick_device(device: str, section: str) -> torch.device:
             f"{device!r} is no device", f"use --{section}.device auto, cpu, cuda or cuda:0"
         ) from error
     if chosen.type == "cuda" and not (has_cuda and (chosen.index or 0) < torch.cuda.device_count()):
+        assigns = _ASSIGNS.get(section, _LEARNERS if "." in section else "")
         raise ModelUnavailable(
             f"the {section} wants {device}, which torch does not see here",
-            f"use --{section}.device cpu, or a CUDA build of torch where there is a GPU{_ASSIGNS.get(section, '')}",
+            f"use --{section}.device cpu, or a CUDA build of torch where there is a GPU{assigns}",
         )
     return chosen
 

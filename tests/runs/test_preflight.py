@@ -8,11 +8,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_lerobot import write_lerobot
 from tiny_openvla import SMALL, write_openvla
 
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
@@ -35,6 +33,7 @@ from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.preflight import bench_command, check_before_play, check_before_run, cluster_address, port_is_free
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
+from rlvlm.vlms.engines import http_client
 
 ORACLE = StepsRun(task="drawer_open", reward=StepRewardConfig(teacher="oracle"))
 
@@ -248,40 +247,6 @@ def test_envs_that_go_on_by_themselves_pass_where_replicas_will_answer_them() ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made_for", "changes", "words", "what"),
-    [
-        ({}, {}, "", ""),
-        ({}, {"type": "act"}, "", "of type 'act', which is not known here yet"),
-        ({}, {"chunk_size": 6}, "", "chunks of 8 steps are to be run, the checkpoint makes 6"),
-        ({"proprio_size": 3}, {}, "", "the state of the checkpoint has 3 numbers, the env's has 2"),
-        ({"action_low": range(6)}, {}, "", "an action of the checkpoint has 6 numbers, the env's has 7"),
-        ({"cameras": ("above", "wrist")}, {}, "", "sees through 2 cameras .above, wrist., the env has above"),
-        ({}, {}, "--policy.lerobot.cameras wrist", "the env has above, and wrist were named"),
-        ({}, {}, "--policy.lerobot.faults dark_borders", "no effect on a policy of type smolvla"),
-        ({}, {}, "--policy.flow.kernel learned", "no head for learned noise"),
-        ({}, {}, "--policy.flow.noise nan", "policy.flow.noise must be in"),
-        ({}, {}, "--policy.openvla.cameras 2", "policy.openvla has no effect"),
-        ({}, {}, "--engine.num-replicas 2", "Unrecognized options: --engine.num-replicas"),
-    ],
-)
-def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before_ray_starts(
-    made_for: dict[str, Any], changes: dict[str, Any], words: str, what: str, tmp_path: Path
-) -> None:
-    env = {"cameras": ("above",), "proprio_size": 2, "action_low": range(7)} | made_for
-    folder = write_lerobot(tmp_path / "checkpoint", SimpleNamespace(**env), chunk_size=8)
-    settings = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(settings))
-    named = ["push_block", "--policy.head", "flow", "--policy.model", str(folder), *words.split()]
-    if not what:
-        check_before_run(parse_run(named, "run").config)
-        return
-    with pytest.raises(UsageError, match=what) as caught:
-        check_before_run(parse_run(named, "run").config)
-    assert caught.value.fix
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("made", "words", "what", "fix"),
     [
         ({}, "", "", ""),
@@ -424,7 +389,7 @@ def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch: pytest.MonkeyPatc
 
 def test_a_judge_that_is_not_there_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(build, "getproxies", dict)
+    monkeypatch.setattr(http_client, "getproxies", dict)
     remote = {"judge.backend": "openai", "judge.model": "a model"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = {"judge.api.base_url": f"http://127.0.0.1:{server.getsockname()[1]}/v1"}
@@ -432,8 +397,8 @@ def test_a_judge_that_is_not_there_is_said_before_anything_starts(monkeypatch: p
         build.check_reachable(config.judge)
     with pytest.raises(JudgeUnavailable, match=r"nothing listens at http://127.0.0.1:\d+/v1: Connection refused"):
         check_before_run(config)
-    monkeypatch.setattr(build, "getproxies", lambda: {"http": "http://127.0.0.1:1"})
-    monkeypatch.setattr(build, "proxy_bypass", lambda host: False)
+    monkeypatch.setattr(http_client, "getproxies", lambda: {"http": "http://127.0.0.1:1"})
+    monkeypatch.setattr(http_client, "proxy_bypass", lambda host: False)
     build.check_reachable(config.judge)  # the proxy may know the way
     for backend in ("no_such_file:judge", "rlvlm.testing:no_such_judge"):
         with pytest.raises(UsageError, match="judge.backend"):

@@ -41,9 +41,8 @@ import torch
 from torch import nn
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.core.guests import load
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vla.lerobot.loading import outline
-from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.activations import Activations, activations_of
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.policy import is_vision
@@ -176,14 +175,7 @@ def _counted(network: nn.Module, recomputes: bool) -> Callable[[str, str], Activ
 
 
 def _vla_network(policy: VLAConfig, folder: Path) -> tuple[nn.Module, Any]:
-    if policy.head == "flow":
-        flow = outline(folder, policy.lerobot)
-        return flow, flow.config.body
-    settings, wants = CheckpointConfig.from_pretrained(folder), policy.openvla
-    assert isinstance(settings, CheckpointConfig)
-    shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
-    network = OpenVLANetwork(settings)
-    return add_adapter(network, shape) if policy.has_adapter else network, settings.text_config
+    return load(policy.checkpoint.outline)(folder, policy.loading)
 
 
 def _vlm_network(policy: PolicyConfig, folder: Path) -> tuple[nn.Module, Any]:

@@ -1,19 +1,23 @@
 """Builds a policy in memory from a `VLAConfig`: the choice of the policy is made only here."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rlvlm.core.guests import current_section, guest_of, load
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.own import make_own
 from rlvlm.policies.protocol import SeenImages
-from rlvlm.policies.vla.config import OpenVLAConfig, PocketVLAConfig, VLAConfig
+from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.flow.pocket import PocketFlowNetwork
 from rlvlm.policies.vla.flow.policy import FlowPolicy
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig, current_lerobot
 from rlvlm.policies.vla.pocket import PocketVLA
 from rlvlm.policies.vla.policy import VLAPolicy
+
+_RENAMED = {"smolvla": "lerobot"}
+"""Sections of an earlier 0.2, with today's names."""
 
 
 def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
@@ -23,14 +27,8 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
         ModelUnavailable: the checkpoint cannot be loaded, or does not match the env.
         UsageError: `policy.head` names no VLA.
     """
-    if config.model and config.head == "flow":
-        from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy  # transformers and peft are slow to import
-
-        policy: Any = LeRobotPolicy(config, env)
-    elif config.model:
-        from rlvlm.policies.vla.openvla.loading import load_openvla  # transformers and peft are slow to import
-
-        policy = load_openvla(config, env)
+    if config.model:
+        policy: Any = load(config.checkpoint.build)(config, env)  # transformers and peft are slow to import
     elif config.is_own:
         policy = make_own(config, env, VLAPolicy)
     else:
@@ -50,15 +48,7 @@ def check_checkpoint(config: VLAConfig, env: ChunkEnv) -> None:
     """Raises ModelUnavailable unless the checkpoint in the folder `config.model` matches `env`, as far as can be said
     without reading its weights.
     """
-    folder = Path(config.model).expanduser()
-    if config.head == "flow":  # transformers is slow to import
-        from rlvlm.policies.vla.lerobot.loading import fitted
-
-        fitted(folder, config.lerobot, env)
-    else:
-        from rlvlm.policies.vla.openvla.loading import fitted
-
-        fitted(folder, config.openvla, env)
+    load(config.checkpoint.check)(Path(config.model).expanduser(), config.loading, env)
 
 
 def read_policy(meta: Mapping[str, Any], env: ChunkEnv) -> VLAPolicy:
@@ -77,10 +67,17 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     """Returns the config in a `VLAPolicy.meta`: JSON has lists for tuples, and dicts for nested configs."""
     config = dict(meta["config"])
     pocket = PocketVLAConfig(**{**config["pocket"], "channels": tuple(config["pocket"]["channels"])})
-    openvla, flow = OpenVLAConfig(**config["openvla"]), FlowConfig(**config.get("flow", {}))
-    parts = {"pocket": pocket, "openvla": openvla, "flow": flow}
-    lerobot = current_lerobot(config.pop("smolvla", config.get("lerobot", {})))  # its name before pi0
-    parts["lerobot"] = LeRobotConfig(
-        **{**lerobot, **{name: tuple(lerobot.get(name, ())) for name in ("cameras", "faults")}}
-    )
+    parts: dict[str, Any] = {"pocket": pocket, "flow": FlowConfig(**config.get("flow", {}))}
+    for old, new in _RENAMED.items():
+        if old in config:
+            config[new] = config.pop(old)
+    for name, value in [*config.items()]:
+        if isinstance(value, dict) and name not in (*parts, "settings"):
+            kind = next((part.type for part in fields(VLAConfig) if part.name == name), None)
+            if kind is None and guest_of("settings", f"policy.{name}"):  # without its guest it has no effect
+                del config[name]
+                continue
+            assert isinstance(kind, type), f"policy.{name} is a section"
+            saved = current_section(f"policy.{name}", value)
+            parts[name] = kind(**{key: tuple(item) if isinstance(item, list) else item for key, item in saved.items()})
     return VLAConfig(**{**config, **parts})

@@ -1,18 +1,35 @@
 """Settings of a VLA as policy; imports nothing heavy so that the command line starts at once."""
 
+import functools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least
+from rlvlm.core.guests import PolicyCheckpoint, guest_of, with_guests, with_sections
 from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
 from rlvlm.core.references import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
 
 ImagePath = Literal["cropped", "whole"]
 HEADS = ("tokens", "flow")
 """Heads of the pocket VLA."""
+CHECKPOINTS: Mapping[str, PolicyCheckpoint] = {
+    "tokens": PolicyCheckpoint(
+        section="openvla",
+        build="rlvlm.policies.vla.openvla.loading:load_openvla",
+        check="rlvlm.policies.vla.openvla.loading:fitted",
+        outline="rlvlm.policies.vla.openvla.loading:outline",
+    )
+}
+"""Pretrained policies of the core, by head; `checkpoints` has the guests' too."""
+
+
+@functools.cache
+def checkpoints() -> Mapping[str, PolicyCheckpoint]:
+    """Returns the kinds of pretrained policies by head, those of guests included."""
+    return with_guests("checkpoints", CHECKPOINTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +121,7 @@ class OpenVLAConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+@with_sections("policy")
 class VLAConfig:
     """Settings of the VLA that acts."""
 
@@ -127,20 +145,23 @@ class VLAConfig:
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
     openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
-    lerobot: LeRobotConfig = field(default_factory=LeRobotConfig)
 
     def __post_init__(self) -> None:
         check_least(self, "policy", 1, "cache_mib")
-        others = self.openvla, self.lerobot
-        if not self.model and (self.revision or others != (OpenVLAConfig(), LeRobotConfig())):
+        sections = {head: getattr(self, kind.section) for head, kind in checkpoints().items()}
+        changed = [section.section for section in sections.values() if section != type(section)()]
+        if not self.model and (self.revision or changed):
             raise ValueError(
-                "policy.revision, policy.openvla and policy.lerobot have no effect without policy.model; name a "
-                "checkpoint"
+                f"{' and '.join(['policy.revision'] * bool(self.revision) + changed)} has no effect without "
+                "policy.model; name a checkpoint"
             )
-        idle = self.openvla if self.head == "flow" else self.lerobot
-        if idle != type(idle)():
-            raise ValueError(f"{idle.section} has no effect with policy.head {self.head}; leave one of them out")
+        for head, section in sections.items():
+            if head != self.head and section.section in changed:
+                raise ValueError(f"{section.section} has no effect with policy.head {self.head}; leave one of them out")
         check_head(self, HEADS)
+        if self.model and self.head not in sections and not self.is_own:
+            missing = guest_of("checkpoints", self.head)
+            raise ValueError(f"policy.head {self.head} has no checkpoints that policy.model could name{missing}")
         if self.flow != FlowConfig() and self.head != "flow":
             raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
         if self.model and self.flow.kernel == "learned":
@@ -155,9 +176,14 @@ class VLAConfig:
         return is_reference(self.head)
 
     @property
-    def loading(self) -> OpenVLAConfig | LeRobotConfig:
-        """Loading settings of a checkpoint's weights."""
-        return self.lerobot if self.head == "flow" else self.openvla
+    def loading(self) -> Any:
+        """Loading settings of a checkpoint's weights: an `OpenVLAConfig`, or a guest's."""
+        return getattr(self, self.checkpoint.section)
+
+    @property
+    def checkpoint(self) -> PolicyCheckpoint:
+        """Kind of the checkpoint that `model` names."""
+        return checkpoints().get(self.head, CHECKPOINTS["tokens"])
 
     @property
     def has_adapter(self) -> bool:

@@ -1,18 +1,15 @@
 """Learners that share out a policy's weights against one that holds them all, on one update of real models' classes."""
 
-import operator
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_lerobot import shrink_pi0, write_lerobot
-from torch import distributed, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
@@ -24,14 +21,9 @@ from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.sharding import gathered, local, put_buckets
 from rlvlm.core import metrics
 from rlvlm.envs.config import ChunkEnvConfig
-from rlvlm.envs.push_block import CHUNK_STEPS
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
-from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
-from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
-from rlvlm.policies.vla.policy import Sampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
@@ -40,7 +32,6 @@ from tests.algorithms.policy_gradient.side_by_side import side_by_side
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, policy_config
 from tests.peak_memory import peak_of
 from tests.published import SAVE, save_published
-from tests.state_trees import assert_same
 from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
 
@@ -70,14 +61,6 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
 def vla(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
     """A learner of the tiny OpenVLA-OFT in `folder`, and two groups by the same policy."""
     return chunks(VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)), algo)
-
-
-def flow(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
-    """The same of the tiny SmolVLA, pi0 or pi0.5 in `folder`, with noise in every denoising step."""
-    shrink_pi0(SimpleNamespace(setitem=operator.setitem))  # in a process of its own
-    wants = LeRobotConfig(image_px=24, lora_rank=2, learns=learns)
-    policy = VLAConfig(model=folder, head="flow", lerobot=wants, flow=FlowConfig(steps=2, noise=0.7, start_std=1.0))
-    return chunks(policy, {"lr": 1e-3} | algo)  # a density changes faster than a probability
 
 
 def chunks(acts: VLAConfig, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
@@ -141,24 +124,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     save_tiny_vlm(root / "vlm", "qwen2_5_vl")
     write_openvla(root / "vla")
-    with pytest.MonkeyPatch.context() as patch:
-        shrink_pi0(patch)
-        env = make_env("push_block", task_env("push_block"), 0)
-        for kind in ("smolvla", "pi0", "pi05"):
-            write_lerobot(root / kind, env, kind, chunk_size=CHUNK_STEPS + 2)
     return root
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "model", "learns"),
-    [
-        *((make, model, learns) for make, model in ((vlm, "vlm"), (vla, "vla")) for learns in ("all", "lora")),
-        *((flow, *case) for case in (("smolvla", "expert"), ("smolvla", "all"), ("pi0", "lora"), ("pi05", "expert"))),
-    ],
+    [(make, model, learns) for make, model in ((vlm, "vlm"), (vla, "vla")) for learns in ("all", "lora")],
 )
 def test_shared_out_learners_take_the_step_of_one(folder: Path, make: Any, model: str, learns: str) -> None:
-    path = str(folder / model)
+    assert_step_of_one(make, str(folder / model), learns)
+
+
+def assert_step_of_one(make: Any, path: str, learns: str) -> None:
+    """An update by two learners that share out the policy of `make` is that of one alone."""
     (alone,) = side_by_side(1, updated, make, path, learns, {})
     assert alone["report"][metrics.UPDATE_FIRST_RATIO] <= 1e-4 and alone["report"][metrics.UPDATE_GRADIENT] > 1e-2
     first, second = side_by_side(2, updated, make, path, learns, {"num_learners": 2, "shard": True})
@@ -301,41 +280,6 @@ def test_four_learners_go_on_as_two_and_then_as_one(folder: Path) -> None:
             assert report[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (count, name)
         assert {value.shape for value in several["trained"].values()} == {v.shape for v in one["trained"].values()}
     assert expected[metrics.UPDATES] == 3
-
-
-def saved_and_loaded(folder: str) -> tuple[Any, Any]:
-    """The checkpoint of a learner of a flow after an update, and that of another one that has loaded it."""
-    learner, episodes = flow(folder, "expert", algo := {"num_learners": 2, "shard": True})
-    learner.learn(episodes, 0.0)
-    trees = [learner.save_tree()]
-    distributed.broadcast_object_list(trees)  # only the first learner's is whole
-    other, _ = flow(folder, "expert", algo)
-    other.load_tree(trees[0])
-    return trees[0], other.save_tree()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["smolvla", "pi0"])
-def test_a_checkpoint_of_shared_out_flows_is_loaded_to_the_bit_and_saved_for_lerobot(
-    folder: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(folder / kind)
-    (saved, loaded), _ = side_by_side(2, saved_and_loaded, path)
-    assert_same(loaded, saved)
-    shrink_pi0(monkeypatch)
-    env = make_env("push_block", task_env("push_block"), 0)
-    obs, _ = env.reset_to(0)
-    wants: dict[str, Any] = {"head": "flow", "lerobot": LeRobotConfig(image_px=24)}
-    policy = build_policy(VLAConfig(model=path, **wants), env)
-    policy.show(obs.images, policy.draw(env, obs.snapshots))
-    untrained = policy.sample(obs, Sampling()).actions
-    policy.load_trained_state(saved["trained"])
-    policy.save_lerobot(tmp_path / "saved")
-    again = build_policy(VLAConfig(model=str(tmp_path / "saved"), **wants), env)
-    again.show(obs.images, policy.draw(env, obs.snapshots))
-    trained = policy.sample(obs, Sampling()).actions
-    np.testing.assert_allclose(again.sample(obs, Sampling()).actions, trained, atol=1e-6)
-    assert np.abs(trained - untrained).max() > 1e-3
 
 
 def start_of(folder: str, kl_weight: float, tree: Any) -> tuple[Any, list[str], int]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import ModelUnavailable, first_line
@@ -116,6 +116,20 @@ def fitted(folder: Path, wants: OpenVLAConfig, env: ChunkEnv) -> Fitted:
         scale=scale,
         proprio_scale=_scale(statistics, key, "proprio") if takes else None,
     )
+
+
+def outline(folder: Path, wants: OpenVLAConfig) -> tuple[nn.Module, Any]:
+    """Returns the network in `folder` without weights, for counting parameters, with an adapter if one is trained; and
+    the config of its language model.
+    """
+    settings = CheckpointConfig.from_pretrained(folder)
+    assert isinstance(settings, CheckpointConfig)
+    with torch.device("meta"):
+        network = OpenVLANetwork(settings)
+        if wants.learns == "lora":
+            shape = LoraConfig(rank=wants.lora_rank, alpha=wants.lora_alpha, targets=wants.lora_targets)
+            return add_adapter(network, shape), settings.text_config
+    return network, settings.text_config
 
 
 def _settings(folder: Path) -> CheckpointConfig:

@@ -1,6 +1,6 @@
 """LeRobot's policies in our own modules: its numbers, what they are shown and told, loading, writing back, refusals.
 
-`reference_KIND.npz` is what LeRobot made of `tests/tiny_lerobot.py`'s checkpoint and inputs, by
+`reference_KIND.npz` is what LeRobot made of `tests/plugins/lerobot/tiny_lerobot.py`'s checkpoint and inputs, by
 `environments/lerobot_reference.py chunk`: of SmolVLA 0.4.4, whose transformers 4.57 gives patches shifted positions, of
 pi0 and pi0.5 0.6.1.
 """
@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
-from tiny_lerobot import (
+from plugins.lerobot.tiny_lerobot import (
     CONFIG,
     CONFIGS,
     MEASURED,
@@ -34,26 +33,27 @@ from tiny_lerobot import (
     tokenizer,
     write_lerobot,
 )
+from safetensors.torch import load_file, save_file
 from transformers import SmolVLMConfig
 
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable
+from rlvlm.plugins.lerobot import pi0
+from rlvlm.plugins.lerobot.checkpoint import Statistics, read_checkpoint
+from rlvlm.plugins.lerobot.config import LeRobotConfig
+from rlvlm.plugins.lerobot.images import to_pixels
+from rlvlm.plugins.lerobot.loading import LoadedLeRobot, load_lerobot, outline, save_lerobot
+from rlvlm.plugins.lerobot.network import LeRobotNetwork
+from rlvlm.plugins.lerobot.policy import LeRobotPolicy
+from rlvlm.plugins.lerobot.prompts import NO_TOKEN, StatePrompts
+from rlvlm.plugins.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.lerobot import pi0
-from rlvlm.policies.vla.lerobot.checkpoint import Statistics, read_checkpoint
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
-from rlvlm.policies.vla.lerobot.images import to_pixels
-from rlvlm.policies.vla.lerobot.loading import LoadedLeRobot, load_lerobot, outline, save_lerobot
-from rlvlm.policies.vla.lerobot.network import LeRobotNetwork
-from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
-from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN, StatePrompts
-from rlvlm.policies.vla.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
 from rlvlm.policies.vla.policy import Sampling
 from rlvlm.vlms.lora import save_adapter
 from rlvlm.vlms.skeleton import pending, skeletons
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "environments/lerobot_reference.py"
 ENVIRONMENTS = {"smolvla": ROOT / ".envs/lerobot", "pi0": ROOT / ".envs/lerobot312", "pi05": ROOT / ".envs/lerobot312"}
 """Environment with each kind's LeRobot."""
@@ -704,7 +704,7 @@ def test_what_does_not_go_with_the_env_is_refused(folder: Path) -> None:
         ("state of the checkpoint has 5 numbers, the env's has 8", {"proprio_size": 8}, {}),
         ("an action of the checkpoint has 3 numbers, the env's has 7", {"action_low": np.zeros(7)}, {}),
         ("chunks of 7 steps are to be run, the checkpoint makes 6", {"chunk_steps": 7}, {}),
-        ("2 cameras .front, wrist., the env has front$", {"cameras": ("front",)}, {}),
+        ("2 cameras .front, wrist., the env has front", {"cameras": ("front",)}, {}),
         ("the env has front, wrist, and front, top were named", {}, {"cameras": ("front", "top")}),
     ]
     cases.append(("faults padded_state has no effect on a policy of type smolvla", {}, {"faults": ("padded_state",)}))

@@ -1,27 +1,37 @@
 """A checkpoint of LeRobot as a flow policy: it acts in an env, its ratio is 1 before any update, and it learns."""
 
-from dataclasses import replace
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot, write_settings
 from safetensors.numpy import load_file, save_file
-from tiny_lerobot import shrink_pi0, write_lerobot, write_settings
 
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of
+from rlvlm.commands.arguments import parse_run
 from rlvlm.core.episodes import Observations
-from rlvlm.core.errors import ModelUnavailable
+from rlvlm.core.errors import ModelUnavailable, UsageError
+from rlvlm.core.guests import section_of
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.policies.vla.build import build_policy, read_policy
+from rlvlm.plugins.lerobot.config import LeRobotConfig
+from rlvlm.plugins.lerobot.policy import LeRobotPolicy
+from rlvlm.policies.vla.build import build_policy, read_config, read_policy
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
-from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
 from rlvlm.policies.vla.policy import Sampling
+from rlvlm.runs.config_file import config_text, read_config_text
+from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings import override
 
 
 @pytest.mark.slow
@@ -122,3 +132,70 @@ def test_what_has_no_effect_or_no_head_is_refused() -> None:
             VLAConfig(model="somewhere", **settings)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="no head for learned noise"):
         VLAConfig(model="somewhere", head="flow", flow=FlowConfig(kernel="learned"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made_for", "changes", "words", "what"),
+    [
+        ({}, {}, "", ""),
+        ({}, {"type": "act"}, "", "of type 'act', which is not known here yet"),
+        ({}, {"chunk_size": 6}, "", "chunks of 8 steps are to be run, the checkpoint makes 6"),
+        ({"proprio_size": 3}, {}, "", "the state of the checkpoint has 3 numbers, the env's has 2"),
+        ({"action_low": range(6)}, {}, "", "an action of the checkpoint has 6 numbers, the env's has 7"),
+        ({"cameras": ("above", "wrist")}, {}, "", "sees through 2 cameras .above, wrist., the env has above"),
+        ({}, {}, "--policy.lerobot.cameras wrist", "the env has above, and wrist were named"),
+        ({}, {}, "--policy.lerobot.faults dark_borders", "no effect on a policy of type smolvla"),
+        ({}, {}, "--policy.flow.kernel learned", "no head for learned noise"),
+        ({}, {}, "--policy.flow.noise nan", "policy.flow.noise must be in"),
+        ({}, {}, "--policy.openvla.cameras 2", "policy.openvla has no effect"),
+        ({}, {}, "--engine.num-replicas 2", "Unrecognized options: --engine.num-replicas"),
+    ],
+)
+def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before_ray_starts(
+    made_for: dict[str, Any], changes: dict[str, Any], words: str, what: str, tmp_path: Path
+) -> None:
+    env = {"cameras": ("above",), "proprio_size": 2, "action_low": range(7)} | made_for
+    folder = write_lerobot(tmp_path / "checkpoint", SimpleNamespace(**env), chunk_size=8)
+    settings = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(settings))
+    named = ["push_block", "--policy.head", "flow", "--policy.model", str(folder), *words.split()]
+    if not what:
+        check_before_run(parse_run(named, "run").config)
+        return
+    with pytest.raises(UsageError, match=what) as caught:
+        check_before_run(parse_run(named, "run").config)
+    assert caught.value.fix
+
+
+def test_settings_of_a_section_of_a_guest_are_not_told_apart_from_the_cores() -> None:
+    config = override(recipe("push_block"), {"policy.head": "flow", "policy.model": "a/b", "policy.lerobot.at_once": 3})
+    assert section_of(config.policy, LeRobotConfig).at_once == 3
+    assert read_config_text(config_text(config)) == config
+    text = config_text(config).replace("faults: []", "fault: []")
+    with pytest.raises(UsageError, match=r"unknown key policy\.lerobot\.fault"):
+        read_config_text(text)
+
+
+def test_a_policy_saved_before_pi0_has_its_settings_under_the_old_names() -> None:
+    config = asdict(VLAConfig(model="a/b", head="flow"))
+    config["smolvla"] = config.pop("lerobot") | {"patches": "shifted", "at_once": 7}
+    del config["smolvla"]["faults"]
+    read = read_config({"config": json.loads(json.dumps(config))})
+    assert section_of(read, LeRobotConfig) == LeRobotConfig(at_once=7, faults=("shifted_patches",))
+
+
+def test_a_run_without_such_a_checkpoint_needs_no_lerobot() -> None:
+    """Neither its config nor a policy that it saved: a section has no effect without what it is about."""
+    code = (
+        "import shutil, sys\nfrom rlvlm.core import guests\nfound = guests.guests()\n"
+        "left = {name: guest for name, guest in found.items() if name != 'lerobot'}\nguests.guests = lambda: left\n"
+        "from rlvlm.policies.vla.build import read_config\nfrom rlvlm.policies.vla.config import VLAConfig\n"
+        "from rlvlm.runs.config_file import read_config_text\n"
+        "config = read_config_text(sys.stdin.read())\nassert not hasattr(config.policy, 'lerobot')\n"
+        "try: VLAConfig(head='flow', model='a/b')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    text = config_text(recipe("push_block"))
+    child = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True)
+    assert "it comes with the guest lerobot" in child.stdout, child.stderr

@@ -18,11 +18,11 @@ from torch.nn import functional
 from transformers import GemmaConfig, PreTrainedConfig, SiglipVisionConfig, SiglipVisionModel
 from transformers.models.gemma.modeling_gemma import GemmaMLP
 
-from rlvlm.policies.vla.lerobot.checkpoint import Sizes
-from rlvlm.policies.vla.lerobot.images import to_pixels
-from rlvlm.policies.vla.lerobot.layers import Block, GemmaNorm, normed, time_features
-from rlvlm.policies.vla.lerobot.network import LeRobotNetwork, Prefix
-from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN
+from rlvlm.plugins.lerobot.checkpoint import Sizes
+from rlvlm.plugins.lerobot.images import to_pixels
+from rlvlm.plugins.lerobot.layers import Block, GemmaNorm, normed, time_features
+from rlvlm.plugins.lerobot.network import LeRobotNetwork, Prefix
+from rlvlm.plugins.lerobot.prompts import NO_TOKEN
 
 GEMMA: dict[str, dict[str, Any]] = {
     "gemma_2b": {"hidden_size": 2048, "intermediate_size": 16_384},

@@ -10,11 +10,13 @@ import torch
 
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import UsageError
+from rlvlm.core.guests import section_of
 from rlvlm.envs.env import ChunkEnv
+from rlvlm.plugins.lerobot.checkpoint import Checkpoint
+from rlvlm.plugins.lerobot.config import LeRobotConfig
+from rlvlm.plugins.lerobot.loading import load_lerobot, save_lerobot
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.policy import FlowPolicy
-from rlvlm.policies.vla.lerobot.checkpoint import Checkpoint
-from rlvlm.policies.vla.lerobot.loading import load_lerobot, save_lerobot
 from rlvlm.policies.vla.policy import Demonstrations
 from rlvlm.policies.weights import Shardable
 
@@ -40,10 +42,11 @@ class LeRobotPolicy(FlowPolicy):
     """Files that are written back with its weights."""
 
     def __init__(self, config: VLAConfig, env: ChunkEnv) -> None:
-        loaded = load_lerobot(config.model, config.revision, config.lerobot, env)
+        wants = section_of(config, LeRobotConfig)
+        loaded = load_lerobot(config.model, config.revision, wants, env)
         network: Any = loaded.network  # has the interface of a `VelocityNetwork`
         super().__init__(network, config.flow, chunk_steps=env.chunk_steps, action_size=len(env.action_low))
-        self.image_px = config.lerobot.image_px
+        self.image_px = wants.image_px
         self.checkpoint = loaded.checkpoint
         if config.flow.steps != (own := loaded.checkpoint.num_denoising_steps):
             logger.warning(

@@ -22,12 +22,12 @@ from rlvlm.core.disk import replace_folder
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_bytes, read_json
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.lerobot.checkpoint import LAYOUTS, WEIGHTS, Checkpoint, read_checkpoint, write_files
-from rlvlm.policies.vla.lerobot.config import LORA_TARGETS, LeRobotConfig
-from rlvlm.policies.vla.lerobot.network import EXPERT_PARTS, LeRobotNetwork
-from rlvlm.policies.vla.lerobot.pi0 import GEMMA, HEADS, VISION, Pi0Network, Pi0NetworkConfig
-from rlvlm.policies.vla.lerobot.prompts import Prompts, StatePrompts
-from rlvlm.policies.vla.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
+from rlvlm.plugins.lerobot.checkpoint import LAYOUTS, WEIGHTS, Checkpoint, read_checkpoint, write_files
+from rlvlm.plugins.lerobot.config import LORA_TARGETS, LeRobotConfig
+from rlvlm.plugins.lerobot.network import EXPERT_PARTS, LeRobotNetwork
+from rlvlm.plugins.lerobot.pi0 import GEMMA, HEADS, VISION, Pi0Network, Pi0NetworkConfig
+from rlvlm.plugins.lerobot.prompts import Prompts, StatePrompts
+from rlvlm.plugins.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import fetched, locate
 from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
@@ -130,6 +130,12 @@ def outline(folder: Path, wants: LeRobotConfig) -> LeRobotNetwork:
         network = _NETWORKS[type(config)](config)
         _teach(network, wants)
     return network
+
+
+def outline_with_text(folder: Path, wants: LeRobotConfig) -> tuple[LeRobotNetwork, Any]:
+    """Returns the network of `outline`, and the config of its language model."""
+    network = outline(folder, wants)
+    return network, network.config.body
 
 
 def save_lerobot(network: LeRobotNetwork, checkpoint: Checkpoint, folder: Path) -> None:

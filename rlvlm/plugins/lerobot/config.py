@@ -58,6 +58,14 @@ class LeRobotConfig:
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
 
+    @staticmethod
+    def current(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns settings of an earlier 0.2's SmolVLA, from a run's files or a checkpoint's card, in today's form."""
+        found = dict(settings)
+        if found.pop("patches", "exact") == "shifted":
+            found["faults"] = ["shifted_patches"]
+        return found
+
     def __post_init__(self) -> None:
         check_least(self, self.section, 1, "image_px", "lora_rank", "at_once")
         check_positive(self, self.section, "lora_alpha")
@@ -71,11 +79,3 @@ class LeRobotConfig:
                 f"{self.section}.dtype bfloat16 is too coarse for weights that learn; use expert or lora, or leave "
                 "out dtype"
             )
-
-
-def current_lerobot(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of an earlier 0.2's SmolVLA, from a run's files or a checkpoint's card, in today's form."""
-    found = dict(settings)
-    if found.pop("patches", "exact") == "shifted":
-        found["faults"] = ["shifted_patches"]
-    return found

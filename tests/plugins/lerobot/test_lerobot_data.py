@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_lerobot import shrink_pi0, write_lerobot
+from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot
 
 from rlvlm.algorithms.policy_gradient import supervised_start
 from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
@@ -19,18 +19,18 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.algorithms.sft_preferences import losses_of_rows
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import ChunkEnvConfig
+from rlvlm.plugins.lerobot.config import LeRobotConfig
+from rlvlm.plugins.lerobot.policy import LeRobotPolicy
 from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.policies.vla.lerobot.config import LeRobotConfig
-from rlvlm.policies.vla.lerobot.policy import LeRobotPolicy
 from rlvlm.policies.vla.policy import Demonstrations
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from tests.demonstrations.test_trajectories import GREEN, PX, Recorded, TwoEyes, take, told, trajectory
 from tests.demonstrations.test_trajectories import write_lerobot as write_data
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 WRITERS = {"v2.1": (".envs/lerobot", ".envs/lerobot033"), "v3.0": (".envs/lerobot312", ".envs/lerobot312")}
 """Environment of LeRobot and the folder on its path, by the version of data sets that it writes."""
 

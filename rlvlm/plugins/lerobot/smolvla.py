@@ -22,11 +22,11 @@ from transformers.models.smolvlm.modeling_smolvlm import (
     SmolVLMVisionTransformer,
 )
 
-from rlvlm.policies.vla.lerobot.checkpoint import ExpertSizes, Sizes
-from rlvlm.policies.vla.lerobot.images import to_pixels
-from rlvlm.policies.vla.lerobot.layers import Block, time_features
-from rlvlm.policies.vla.lerobot.network import LeRobotNetwork, Prefix
-from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN
+from rlvlm.plugins.lerobot.checkpoint import ExpertSizes, Sizes
+from rlvlm.plugins.lerobot.images import to_pixels
+from rlvlm.plugins.lerobot.layers import Block, time_features
+from rlvlm.plugins.lerobot.network import LeRobotNetwork, Prefix
+from rlvlm.plugins.lerobot.prompts import NO_TOKEN
 
 
 class SmolVLANetworkConfig(PreTrainedConfig):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from rlvlm.policies.vla.lerobot.checkpoint import Sizes
-from rlvlm.policies.vla.lerobot.layers import normed
-from rlvlm.policies.vla.lerobot.prompts import NO_TOKEN, Prompts
+from rlvlm.plugins.lerobot.checkpoint import Sizes
+from rlvlm.plugins.lerobot.layers import normed
+from rlvlm.plugins.lerobot.prompts import NO_TOKEN, Prompts
 from rlvlm.vlms.skeleton import device_of
 
 EXPERT_PARTS = (

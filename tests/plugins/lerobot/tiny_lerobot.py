@@ -224,7 +224,7 @@ def tokenizer(kind: str = "smolvla") -> Tokenizer:
 
 def shrink_pi0(patch: Any) -> None:
     """Makes rlvlm's pi0 small, by pytest's `monkeypatch` or by anything else with a `setitem`."""
-    from rlvlm.policies.vla.lerobot import pi0
+    from rlvlm.plugins.lerobot import pi0
 
     for table, small in ((pi0.GEMMA, GEMMA), (pi0.HEADS, HEADS), (pi0.VISION, VISION)):
         for name, value in small.items():
@@ -237,8 +237,8 @@ def write_lerobot(folder: Path, env: Any = None, kind: str = "smolvla", **change
     """
     from safetensors.numpy import save_file
 
-    from rlvlm.policies.vla.lerobot.config import LeRobotConfig
-    from rlvlm.policies.vla.lerobot.loading import outline
+    from rlvlm.plugins.lerobot.config import LeRobotConfig
+    from rlvlm.plugins.lerobot.loading import outline
 
     write_settings(folder, env, kind, VLM, **changes)
     network = outline(folder, LeRobotConfig())
