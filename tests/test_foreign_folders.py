@@ -7,7 +7,6 @@ neither in what is read nor in what is refused.
 import ast
 import json
 import os
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.rlds import read_rlds
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig
 from rlvlm.labels.images import MissingImage, image_digest
-from rlvlm.labels.pickles import read_pickled_arrays
 from rlvlm.labels.store import open_store
 from rlvlm.vlms.stills import to_png
 from tests.demonstrations.test_trajectories import (
@@ -188,10 +186,6 @@ def read_store(root: Path) -> Iterator[Any]:
         yield CorruptEpisode(file=root, reason="no answer")
 
 
-def read_pickles(root: Path) -> Iterator[Any]:
-    yield read_pickled_arrays(root / "labels.pkl")
-
-
 def make_lerobot(kind: str) -> Callable[[Path], None]:
     return lambda root: write_lerobot(root, "v2.1", [trajectory(9)], kind)
 
@@ -234,11 +228,6 @@ def make_folder(root: Path) -> None:
     folder.add(EpisodeRecord(id="e", success=True, terminated=True, arrays=arrays, **about), [PIXELS])
 
 
-def make_pickles(root: Path) -> None:
-    root.mkdir()
-    (root / "labels.pkl").write_bytes(pickle.dumps([np.zeros(3)]))
-
-
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterator[Any]]]] = {
     "LeRobot 2.1, images": (make_lerobot("image"), read_recordings),
     "LeRobot 2.1, films": (make_lerobot("video"), read_recordings),
@@ -249,7 +238,6 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterator[Any]]
     "chats": (make_chats, read_chats),
     "our folder": (make_folder, read_folder),
     "label store": (make_store, read_store),
-    "pickles": (make_pickles, read_pickles),
 }
 
 
@@ -383,7 +371,6 @@ ATTACKS: list[tuple[str, str, Callable[[Path, Path], None]]] = [
     ("label store", "link: segment", replaced("lines/*.jsonl")),
     ("label store", "link: folder of segments", replaced("lines")),
     ("label store", "link: image", replaced("pictures")),
-    ("pickles", "link", replaced("labels.pkl")),
 ]
 
 

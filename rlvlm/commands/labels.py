@@ -1,4 +1,4 @@
-"""`rlvlm labels show | export | import | ask`: label stores."""
+"""`rlvlm labels show | export | ask`: label stores."""
 
 import random
 import sys
@@ -48,20 +48,6 @@ class ExportLabelsArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportLabelsArguments:
-    """Import the reference implementation's pickled label files into a store, without executing them."""
-
-    files: tyro.conf.Positional[tuple[Path, ...]]
-    """Files, or folders whose *.pkl are read in the order of their names."""
-    store: Path
-    """Folder of the store; created if missing."""
-    goal: str
-    """Goal in the VLM's questions, e.g. "open the drawer"; the files do not say."""
-    judge: str = "unknown"
-    """Name of the VLM; the files do not say."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class AskArguments:
     """Let people answer questions in a browser, on a page of this machine behind a token."""
 
@@ -94,13 +80,10 @@ class AskArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """Runs `labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES --store DIR --goal PHRASE` or
-    `labels ask RUN | STORE | DATA`.
-    """
+    """Runs `labels show STORE`, `labels export STORE [--out FILE]` or `labels ask RUN | STORE | DATA`."""
     forms = {
         "show": (ShowLabelsArguments, show),
         "export": (ExportLabelsArguments, export),
-        "import": (ImportLabelsArguments, import_files),
         "ask": (AskArguments, ask),
     }
     return run_form(words, prog, forms)
@@ -134,28 +117,6 @@ def export(arguments: ExportLabelsArguments) -> str:
 
     count = export_parquet(open_store(arguments.store), arguments.out, with_names=arguments.names)
     return f"{count:,} answers in {arguments.out}\n"
-
-
-def import_files(arguments: ImportLabelsArguments) -> str:
-    """Imports labels, and returns how many there are, and how many are right."""
-    from rlvlm.judges.prompts import check_goal
-    from rlvlm.labels.reference import import_reference
-    from rlvlm.labels.store import LabelStore
-
-    try:
-        goal = check_goal(arguments.goal)
-    except ValueError as error:
-        raise UsageError(str(error), 'give the goal in a few words: --goal "open the drawer"') from error
-    # by name, as the reference numbers its sessions
-    files = [file for path in arguments.files for file in (sorted(path.glob("*.pkl")) if path.is_dir() else [path])]
-    if not files:
-        raise UsageError("no file to import", "name *.pkl files, or a folder that holds them")
-    counts = import_reference(files, LabelStore(arguments.store), goal=goal, judge=arguments.judge)
-    note = f"note: {counts['disagrees']:,} of the files' own true labels contradict their returns\n"
-    return (
-        f"{counts['labels']:,} labels from {len(files):,} files in {arguments.store}; of those that the true returns "
-        f"decide, {counts['correct']:,} are right and {counts['wrong']:,} wrong\n"
-    ) + (note if counts["disagrees"] else "")
 
 
 def ask(arguments: AskArguments) -> str:

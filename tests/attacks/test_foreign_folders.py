@@ -60,7 +60,6 @@ READS = {
     "labels show labels": False,
     "labels export labels --out table": False,
     "labels ask run": True,
-    "labels import run --store labels --goal x": False,
     "judge-bench demos --reference oracle --out new": False,
     "judge-bench drawer_open --player run": True,
     "judge-bench compare bench bench": False,

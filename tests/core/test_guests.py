@@ -67,7 +67,7 @@ def test_an_installed_package_adds_a_command_and_a_form_of_another(install: Inst
     assert main(["labels", "count", "x"]) == 0 and capsys.readouterr().out == "rlvlm labels count counts x\n"
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "rlvlm greet NAME say hello" in text and "| ask | count" in text and "replaces ours" not in text
+    assert "rlvlm greet NAME say hello" in text and "| count label stores" in text and "replaces ours" not in text
     assert main(["labels", "--help"]) == 0 and "count labels" in capsys.readouterr().out
     assert "commands run of the guest guest_in_test_a is left out: the name is taken" in caplog.text
 

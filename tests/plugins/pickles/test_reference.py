@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlvlm.cli import main
 from rlvlm.core.judging import Label
-from rlvlm.labels import pickles
-from rlvlm.labels.pickles import RefusedPickle, read_pickled_arrays
-from rlvlm.labels.reference import import_reference, read_reference
 from rlvlm.labels.store import LabelStore, open_store
+from rlvlm.plugins.pickles import pickles
+from rlvlm.plugins.pickles.pickles import RefusedPickle, read_pickled_arrays
+from rlvlm.plugins.pickles.reference import import_reference, read_reference
 
 
 def make_session(num: int = 6, seed: int = 0) -> list[np.ndarray]:
@@ -233,7 +234,7 @@ def test_no_garbage_gets_past_or_breaks_the_reader():
             pass
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing", "empty", "device"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing", "empty", "device", "link"])
 def test_only_a_regular_file_is_read(tmp_path, kind):
     file = tmp_path / "labels.pkl"
     if kind == "folder":
@@ -244,6 +245,9 @@ def test_only_a_regular_file_is_read(tmp_path, kind):
         file.touch()
     elif kind == "device":
         file.symlink_to("/dev/zero")
+    elif kind == "link":
+        (tmp_path / "outside").write_bytes(pickle.dumps(ARRAYS))
+        file.symlink_to(tmp_path / "outside")
     with pytest.raises(RefusedPickle):
         read_pickled_arrays(file)
 
@@ -253,3 +257,26 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(pickle.dumps(ARRAYS))
     with pytest.raises(RefusedPickle, match="more than 10 bytes"):
         read_pickled_arrays(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--store s --goal g", "no file to import"),
+        ("none.pkl --store s --goal g", "cannot be opened"),
+        ("a.txt --store s --goal g", "no pickle"),
+        ("a.txt --store s --goal <b>", "plain words"),
+    ],
+)
+def test_the_command_says_what_it_cannot_import(words: str, said: str, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("labels")
+    assert main(["labels", "import", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_imports_a_folder_of_sessions(tmp_path, capsys):
+    write(tmp_path / "a.pkl", make_session())
+    assert main(["labels", "import", str(tmp_path), "--store", str(tmp_path / "s"), "--goal", "open the drawer"]) == 0
+    assert "6 labels from 1 files" in capsys.readouterr().out
+    assert main(["labels", "show", str(tmp_path / "s")]) == 0 and "imported:unknown" in capsys.readouterr().out

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from rlvlm.core.judging import Label, Query, Stamp, Status, Verdict
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.labels.pickles import RefusedPickle, read_pickled_arrays
 from rlvlm.labels.records import Truth, describe
 from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.pickles.pickles import RefusedPickle, read_pickled_arrays
 
 PROMPT = "reference"
 """Prompt in the stamp: the text was the reference's, not a version of ours."""

@@ -1,0 +1,1 @@
+"""Label files of the reference implementation, which are pickles: `rlvlm labels import`."""
