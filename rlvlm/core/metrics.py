@@ -147,15 +147,25 @@ JUDGE_PREFLIGHT_NOISE = "judge/preflight_noise"
 JUDGE_AUC_LOW = "judge/auc_low"
 JUDGE_AUC_HIGH = "judge/auc_high"
 """Bounds of the interval of the AUC; absent with too few successes or failures."""
-JUDGE_KEPT_BACKWARDS = "judge/kept_backwards"
-JUDGE_KEPT_OTHER_GOAL = "judge/kept_other_goal"
-"""Shares of the best-scored episodes that keep half of their lead if shown backwards, or with another goal of the
-run."""
+JUDGE_KEPT = ("judge/kept_backwards", "judge/kept_other_goal", "judge/kept_robot_alone")
+JUDGE_KEPT_BACKWARDS, JUDGE_KEPT_OTHER_GOAL, JUDGE_KEPT_ROBOT_ALONE = JUDGE_KEPT
+"""Shares of the best-scored episodes that keep half of their lead over their start if shown backwards, with another
+goal of the run, or with the robot's movement alone."""
+JUDGE_START_SCORE = "judge/start_score"
+"""Mean score of those episodes' first moment alone."""
+JUDGE_ABOVE_KNOWN = "judge/above_known_successes"
+"""Probability that a new episode scores above a success that was known before the run."""
+JUDGE_KNOWN_SHIFT = "judge/known_shift"
+"""Mean change of the scores of known items that were shown again."""
 JUDGE_ALARM = "judge/alarm"
 """0, or the key in `JUDGE_ALARMS` of the first fault."""
 JUDGE_ALARMS = {
-    1: "failures are called successes",
-    2: "failures are called successes more often, while the scores rise",
+    1: "failures are called successes more often than before the run",
+    2: "failures are called successes more often than at first, while the scores rise",
     3: "episodes shown backwards or with another goal score as high",
     4: "successes do not score above failures",
+    5: "the robot's movement scores as high without the thing that it was to move",
+    6: "episodes score above known successes",
+    7: "episodes are called successes before anything happened",
+    8: "known items are scored otherwise than before the run",
 }

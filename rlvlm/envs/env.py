@@ -64,6 +64,9 @@ class Env(gym.Env[Obs, Act]):
     """Whether mirroring an image of this env left to right shows a valid scene with the same progress."""
     snapshot_size: int
     """S, the numbers in a snapshot."""
+    robot_columns: tuple[int, ...] = ()
+    """Columns of a snapshot with the robot's own pose, where any pose can be drawn with things of another moment; empty
+    if not, or if the robot's pose is the goal. A run then shows its judge the robot's movement alone."""
     draws_path: bool = False
     """Whether judges see the path of the hand drawn on the image (`EnvConfig.draw_path`)."""
     grain: float

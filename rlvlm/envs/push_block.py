@@ -223,6 +223,7 @@ class PushBlock(ChunkEnv):
     scaled_actions = (True,) * _GRIPPER + (False,)
     proprio_size = 2
     snapshot_size = STATE_SIZE
+    robot_columns = (HAND.start, HAND.start + 1)
     grain = _GRAIN
     num_offsets = 4
 

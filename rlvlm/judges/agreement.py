@@ -220,3 +220,18 @@ def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> tuple[fl
 
     bounds = binomtest(hits, count).proportion_ci(confidence, method="wilson")
     return float(bounds.low), float(bounds.high)
+
+
+def has_risen(now: tuple[int, int], before: tuple[int, int], confidence: float = 0.95) -> bool:
+    """Returns whether a share surely lies above an earlier one: the interval of their difference lies above 0.
+
+    Args:
+        now: hits and trials, at least one trial.
+        before: likewise, of the earlier share.
+        confidence: coverage of the interval, in (0, 1).
+
+    Source: Newcombe 1998, Statistics in Medicine 17(8), p. 873, method 10: Wilson's intervals of the two shares joined.
+    """
+    low, high = wilson_interval(*now, confidence)[0], wilson_interval(*before, confidence)[1]
+    share, earlier = now[0] / now[1], before[0] / before[1]
+    return share - earlier > math.hypot(share - low, high - earlier)

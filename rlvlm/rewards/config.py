@@ -156,14 +156,23 @@ class MonitorConfig:
     """Monitoring of a judge that rewards. Its measurements never reach the policy."""
 
     controls: int = 4
-    """Scored turns or episodes per update that are shown again twice, backwards and with another goal; 0 shows none."""
+    """Scored turns or episodes per update that are shown again: their first moment alone, backwards, with another goal
+    and, where the env tells robot and things apart, with the robot's movement alone; 0 shows none."""
+    known_again: int = 20
+    """Items of the preflight that are shown again every `known_every` updates, to the judge without its memory; 0:
+    never."""
+    known_every: int = 20
+    """Updates between these, >= 1."""
+    uses_truth: bool = True
+    """Whether the env's own test of success is held against the judge's answers. Without it, as on a robot, alarms
+    rest on known items and controls alone."""
     window: int = 400
     """Number of episodes behind the newest figures; as many first ones are the baseline."""
     success_threshold: float | None = None
     """Score in (0, 1] from which the judge is taken to call an episode a success. None: the reward's threshold;
     without one the preflight's; else 0.5, and 0.875 for turns."""
     max_false_positives: float = 0.1
-    """Share of failures, in [0, 1], that may be called successes without an alarm."""
+    """Share of failures, in [0, 1], that may be called successes without an alarm, even if there were fewer before."""
     on_alarm: Literal["warn", "stop"] = "warn"
     """Reaction to an alarm. warn: report it in log, panel and pages; stop: also end the run, with exit code 5."""
     preflight: int = 32
@@ -174,7 +183,8 @@ class MonitorConfig:
     newest episodes that surely lies below it raises an alarm."""
 
     def __post_init__(self) -> None:
-        check_least(self, "reward.monitor", 0, "controls", "preflight")
+        check_least(self, "reward.monitor", 0, "controls", "preflight", "known_again")
+        check_least(self, "reward.monitor", 1, "known_every")
         check_least(self, "reward.monitor", 20, "window")
         check_shares(self, "reward.monitor", "max_false_positives")
         check_interval(self, "reward.monitor", "[0.5, 1]", "min_auc")

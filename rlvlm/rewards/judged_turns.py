@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -46,11 +46,21 @@ class JudgedTurns(Stateful):
         scorer: scores turns or episodes.
         goal: goal for the judge, instead of the env's own; empty takes the env's.
         draws_path: whether the judge sees the path of the hand.
+        robot_columns: see `JudgeMonitor`.
     """
 
-    STATE = {"monitor": "monitor", "scorer": "scorer", "threshold": "threshold"}
+    STATE = {
+        "monitor": "monitor",
+        "scorer": "scorer",
+        "threshold": "threshold",
+        "known": "_known",
+        "num_watched": "_num_watched",
+    }
 
-    def __init__(self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", *, draws_path: bool = False) -> None:
+    def __init__(
+        self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", *,
+        draws_path: bool = False, robot_columns: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self._config, self.scorer, self.goal, self.draws_path = config, scorer, goal, draws_path
         # a single thread: the random numbers of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
@@ -66,7 +76,31 @@ class JudgedTurns(Stateful):
         self.threshold = None if config.threshold == "calibrated" else config.threshold
         """Score from which a score counts as 1; None uses scores unchanged."""
         success_threshold = _TURN_CLAIM if config.rates_turns else self.threshold or _EPISODE_CLAIM
-        self.monitor = JudgeMonitor(config.monitor, config.monitor.success_threshold or success_threshold)
+        claim = config.monitor.success_threshold or success_threshold
+        self.monitor = JudgeMonitor(config.monitor, claim, robot_columns)
+        self._known: list[dict[str, Any]] = []
+        """Known items that are shown again, with their scores before the run."""
+        self._num_watched = 0
+        self.make_forgetful: Callable[[], Scorer] | None = None
+        """Makes the same judge without its memory, for these; None shows none."""
+
+    def expect(self, asked: Sequence[tuple[ScoringItem, Score]]) -> None:
+        """Takes known items and the judge's scores of them, before the run, as what it is to be held to."""
+        known = [
+            (item, score.value) for item, score in asked if score.value is not None and item.is_success is not None
+        ]
+        self.monitor.expect([value for _, value in known], [bool(item.is_success) for item, _ in known])
+        count = self._config.monitor.known_again
+        # half of them successes, if there are as many: a judge may forget what success looks like, or failure
+        halves = [[pair for pair in known if bool(pair[0].is_success) is truth] for truth in (True, False)]
+        chosen = [pair for half in halves for pair in half[: (count + 1) // 2]][:count]
+        self._known = [
+            {
+                "goal": item.goal, "snapshots": item.snapshots, "path": item.path, "action": item.action,
+                "is_success": bool(item.is_success), "progress": item.progress, "score": value,
+            }
+            for item, value in chosen
+        ]  # fmt: skip
 
     def show(self, episodes: Sequence[TokenEpisode]) -> None:
         """Starts asking about the last turn of each of `episodes`, or about finished ones as a whole.
@@ -120,6 +154,9 @@ class JudgedTurns(Stateful):
         given, self._given = self._given, {}
         if not given:
             return figures
+        self._num_watched += 1
+        if self._num_watched % self._config.monitor.known_every == 0:
+            self._show_known()
         items, scores = [item for item, _ in given.values()], [score for _, score in given.values()]
         self._controls = self._pool.submit(self.monitor.show_controls, self.scorer, items, scores)
         if self._config.rates_turns:
@@ -200,7 +237,7 @@ class JudgedTurns(Stateful):
         self._answered.clear()
         self._records = []
         self._worth = {int(slot): float(worth) for slot, worth in state.get("worth", [])}
-        super().set_state(state)
+        super().set_state({"known": [], "num_watched": 0} | state)  # older checkpoints know no known items
         self.monitor.success_threshold = float(state["success_threshold"])
 
     def _questions(self, episode: TokenEpisode) -> list[Question]:
@@ -283,6 +320,15 @@ class JudgedTurns(Stateful):
                 "look at the judge, then `rlvlm resume`; or choose --reward.without-answer drop",
             )
         return math.nan if config.without_answer == "drop" else config.neutral
+
+    def _show_known(self) -> None:
+        """Has the known items scored again, as if for the first time, and passes that to the monitor."""
+        if not self._known or self.make_forgetful is None:
+            return
+        asked = [ScoringItem(**{name: row[name] for name in row if name != "score"}) for row in self._known]
+        again = self.make_forgetful().score(asked)
+        first, truths = [row["score"] for row in self._known], [row["is_success"] for row in self._known]
+        self.monitor.note_again(again, first, truths)
 
     def _note_controls(self) -> None:
         """Passes the controls shown last to the monitor, once they are answered."""

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from benchmarks import false_alarms
 from rlvlm.core import metrics
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.judges.prompts import OTHER_GOAL
@@ -79,13 +80,87 @@ def test_errors_that_only_waver_give_no_alarm() -> None:
     assert watch.alarm == ""
 
 
-def test_a_fifth_of_failures_called_successes_is_caught() -> None:
+@pytest.mark.parametrize("before", [0.2, 0.0], ids=["as measured before the run", "more than measured"])
+def test_a_fifth_of_failures_called_successes_is_an_alarm_if_it_is_a_rise(before: float) -> None:
     watch, rng = monitor(window=400), np.random.default_rng(1)
+
+    def scores(share: float, truths: list[bool]) -> list[float]:
+        items = [shown(*rng.random(2), success=truth) for truth in truths]
+        return [score.value or 0.0 for score in biased_scorer(share, 0).score(items)]
+
+    known = [index % 2 == 0 for index in range(80)]
+    watch.expect(scores(before, known), known)
     for _ in range(20):
-        truths = rng.random(100) < 0.4
-        items = [shown(*rng.random(2), success=bool(truth)) for truth in truths]
-        watch.note([score.value or 0.0 for score in biased_scorer(0.2, 0).score(items)], truths.tolist())
-    assert "failures successes" in watch.alarm and watch.report()[metrics.JUDGE_ALARM] == 1
+        truths = (rng.random(100) < 0.4).tolist()
+        watch.note(scores(0.2, truths), truths)
+    assert watch.report()[metrics.JUDGE_ALARM] == (0 if before else 1)
+    assert ("known failures successes before the run" in watch.alarm) == (not before)
+
+
+def test_random_errors_give_no_alarm_and_those_of_a_policy_do() -> None:
+    """The benchmark's simulated runs, a few of them."""
+    kinds = [
+        false_alarms.alarm_of(share, seed, has_preflight=True, uses_truth=uses_truth)
+        for share in (0.0, 0.15, 0.25)
+        for seed in (1, 2)
+        for uses_truth in (True, False)
+    ]
+    assert kinds == [0] * len(kinds)
+
+
+def known_to(watch: JudgeMonitor, success: float, failure: float) -> JudgeMonitor:
+    watch.expect([success] * 20 + [failure] * 20, [True] * 20 + [False] * 20)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("newest", "kind"), [(0.8, 6), (0.5, 0), (0.505, 0)], ids=["surely above", "as high", "hardly above"]
+)
+def test_episodes_above_known_successes_are_an_alarm_without_truth(newest: float, kind: int) -> None:
+    """Such as those of a drawer that is best half open: all that the policy finds is better than the goal."""
+    watch = known_to(monitor(uses_truth=False), 0.5, 0.1)
+    watch.note([newest] * 100, [True] * 100)
+    figures = watch.report()
+    assert figures[metrics.JUDGE_ALARM] == kind and ("known successes 0.50" in watch.alarm) == bool(kind)
+    assert metrics.JUDGE_TRUE_SUCCESS not in figures and metrics.JUDGE_AUC not in figures, "truth is not used"
+
+
+def test_starts_that_are_called_successes_are_an_alarm() -> None:
+    watch = monitor()
+    watch.note_controls([[0.9, 0.9, 0.9, 0.9, 0.0, np.nan]] * 40)
+    watch.note([0.9], [True])
+    assert watch.report()[metrics.JUDGE_ALARM] == 7 and watch.report()[metrics.JUDGE_START_SCORE] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("now", "kind"), [((0.9, 0.1), 0), ((0.6, 0.1), 8), ((0.1, 0.9), 8)], ids=["the same", "lower", "the opposite"]
+)
+def test_known_items_that_score_otherwise_are_an_alarm(now: tuple[float, float], kind: int) -> None:
+    watch = monitor(uses_truth=False)
+    first, truths = [0.9] * 10 + [0.1] * 10, [True] * 10 + [False] * 10
+    again = [Score(status=Status.OK, value=now[not truth], stamp=STAMP) for truth in truths]
+    watch.note_again(again, first, truths)
+    watch.note([0.5], [True])
+    assert watch.report()[metrics.JUDGE_ALARM] == kind and ("no longer the judge" in watch.alarm) == bool(kind)
+
+
+def test_the_robot_alone_leaves_everything_else_at_its_start() -> None:
+    """Of two columns, the thing and the robot: a judge of the robot gives its movement alone as much as a success."""
+
+    class Robot(LastMoment):
+        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+            return [Score(status=Status.OK, value=float(item.snapshots[-1, 1]), stamp=STAMP) for item in items]
+
+    item = ScoringItem(goal="go", snapshots=np.array([[0.1, 0.2], [0.7, 0.8]], np.float32), is_success=True, progress=1)
+    for scorer, alone in ((Robot(), 0.8), (LastMoment(), 0.1)):
+        watch = JudgeMonitor(MonitorConfig(window=100, uses_truth=False), 0.5, robot_columns=[1])
+        rows = watch.show_controls(scorer, [item], scorer.score([item]))
+        assert rows[0][5] == pytest.approx(alone)
+        watch.note_controls(rows * 40)
+        watch.note([0.5], [True])
+        assert watch.report()[metrics.JUDGE_ALARM] == (5 if alone == 0.8 else 0)
+    without = monitor()
+    assert np.isnan(without.show_controls(Robot(), [item], Robot().score([item]))[0][5])
 
 
 def test_the_alarm_comes_when_false_positives_rise_with_the_score() -> None:
@@ -141,16 +216,16 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
     scorer = Noting()
     for items in ([shown(0.1, 0.9)], [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]):
         monitor(controls=1).show_controls(scorer, items, LastMoment().score(items))
-    assert asked == ["go", OTHER_GOAL, "go", "push the red block"]
+    assert asked == ["go", "go", OTHER_GOAL, "go", "go", "push the red block"]  # still, backwards, elsewhere
 
 
 CONTROLS = {
-    "all of 40 backwards": (40, [0.25, 0.25, 0.0, 0.15, 0.0], 3),
-    "under another goal of the run": (40, [0.25, 0.0, 0.25, 0.15, 1.0], 3),
-    "under a goal that no policy can reach": (40, [0.25, 0.0, 0.25, 0.15, 0.0], 0),
-    "too few": (29, [0.25, 0.25, 0.25, 0.15, 1.0], 0),
-    "no lead over the others": (400, [0.15, 0.15, 0.15, 0.15, 1.0], 0),
-    "less than half of the lead": (400, [0.25, 0.19, 0.19, 0.15, 1.0], 0),
+    "all of 40 backwards": (40, [0.25, 0.25, 0.0, 0.15, 0.0, np.nan], 3),
+    "under another goal of the run": (40, [0.25, 0.0, 0.25, 0.15, 1.0, np.nan], 3),
+    "under a goal that no policy can reach": (40, [0.25, 0.0, 0.25, 0.15, 0.0, np.nan], 0),
+    "too few": (29, [0.25, 0.25, 0.25, 0.15, 1.0, np.nan], 0),
+    "no lead over the others": (400, [0.15, 0.15, 0.15, 0.15, 1.0, np.nan], 0),
+    "less than half of the lead": (400, [0.25, 0.19, 0.19, 0.15, 1.0, np.nan], 0),
 }
 
 
@@ -183,8 +258,7 @@ def test_an_area_that_surely_lies_below_the_bound_is_an_alarm(
 
 
 def test_the_state_of_an_older_version_is_read() -> None:
-    state = monitor().get_state() | {"controls": [[0.9, 0.1, 0.0]], "alarm": "fooled"}
-    del state["kind"]
+    older = {"first": [], "recent": [], "controls": [[0.9, 0.1, 0.0]], "alarm": "fooled"}
     watch = monitor()
-    watch.set_state(state)
+    watch.set_state(older)
     assert watch.alarm == "fooled" and metrics.JUDGE_CONTROL_SCORE not in watch.report()

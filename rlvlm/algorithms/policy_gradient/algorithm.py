@@ -139,7 +139,18 @@ class PolicyGradient(BaseAlgorithm):
             scorer = self._make_scorer(self.config.make_judge, remembers=self.rollouts.remembers)
         if reward.weights["novelty"]:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, self.config.seed)
-        return RewardLabeller(reward, scorer, novelty, self.config.goal, draws_path=self._judge_viewer.draws_path)
+        viewer = self._judge_viewer
+        labeller = RewardLabeller(
+            reward, scorer, novelty, self.config.goal,
+            draws_path=viewer.draws_path, robot_columns=viewer.robot_columns,
+        )  # fmt: skip
+        if labeller.asks and reward.asks_judge:
+            labeller.judged.make_forgetful = self._make_forgetful
+        return labeller
+
+    def _make_forgetful(self) -> Scorer:
+        """Makes the scorer with its judge's memory left out, which answers the same question anew each time."""
+        return self._make_scorer(partial(_without_memory, self.config.make_judge), remembers=False)
 
     def _make_scorer(self, make_judge: Callable[[], Judge] | None, remembers: bool) -> Scorer:
         """Makes the scorer of turns or episodes; `make_judge` makes its judge."""
@@ -175,7 +186,7 @@ class PolicyGradient(BaseAlgorithm):
             return self.rollouts.can_act
         found = self._labeller.preflight(
             self.config.task, self.config.env_settings, self.config.algo.advantage, self.config.seed,
-            lambda: self._make_scorer(partial(_without_memory, self.config.make_judge), remembers=False), log,
+            self._make_forgetful, log,
         )  # fmt: skip
         self._stats.note(found)
         self.source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self.source.scorer_noise)

@@ -39,6 +39,7 @@ class RewardLabeller:
         novelty: novelty of actions; None if it has no weight.
         goal: see `JudgedTurns`.
         draws_path: see `JudgedTurns`.
+        robot_columns: see `JudgedTurns`.
     """
 
     def __init__(
@@ -49,9 +50,16 @@ class RewardLabeller:
         goal: str = "",
         *,
         draws_path: bool = False,
+        robot_columns: Sequence[int] = (),
     ) -> None:
         self._config, self._novelty = config, novelty
-        self._judged = None if scorer is None else JudgedTurns(config, scorer, goal, draws_path=draws_path)
+        self._judged = (
+            None
+            if scorer is None
+            else JudgedTurns(config, scorer, goal, draws_path=draws_path, robot_columns=robot_columns)
+        )
+        self._tried: list[tuple[ScoringItem, Score]] = []
+        """Plain known items of the preflight, and their scores."""
         self._facts: dict[str, float] = {}
 
     @property
@@ -160,7 +168,13 @@ class RewardLabeller:
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Score]:
         """Returns the run's scores of the bench's items, with its memory, images and fallback judge."""
         judged, frames = self.judged, self._config.num_frames
-        return judged.scorer.score([scoring_item(item, frames, judged.draws_path) for item, _ in asked])
+        items = [scoring_item(item, frames, judged.draws_path) for item, _ in asked]
+        scores = judged.scorer.score(items)
+        # controls are made from other items, and their truth is that of the change
+        self._tried += [
+            (item, score) for item, score, (known, _) in zip(items, scores, asked, strict=True) if known.source < 0
+        ]
+        return scores
 
     def preflight_on(self, made: TaskItems, seed: int, log: Callable[[str], None]) -> dict[str, float]:
         """Returns how well the judge distinguishes known items, by names in `rlvlm.core.metrics`; sets the threshold if
@@ -170,6 +184,7 @@ class RewardLabeller:
             JudgeRefused: it cannot distinguish them.
         """
         config = self._config
+        self._tried.clear()
         figures = try_judge(self, made, config.num_frames, seed, min_auc=config.monitor.min_auc, log=log)
         area, threshold = figures["auc"], figures["threshold"]
         log(
@@ -189,6 +204,7 @@ class RewardLabeller:
         is_open = config.monitor.success_threshold is None and self.judged.threshold in (None, threshold)
         if not config.rates_turns and is_open:
             self.judged.monitor.success_threshold = threshold
+        self.judged.expect(self._tried)
         return {metrics.JUDGE_PREFLIGHT_AUC: area["value"], metrics.JUDGE_PREFLIGHT_THRESHOLD: threshold}
 
     def follow(self, episode: TokenEpisode) -> FloatArray:
