@@ -155,6 +155,10 @@ JUDGE_START_SCORE = "judge/start_score"
 """Mean score of those episodes' first moment alone."""
 JUDGE_ABOVE_KNOWN = "judge/above_known_successes"
 """Probability that a new episode scores above a success that was known before the run."""
+JUDGE_CLEAR_RIGHT = "judge/clear_labels_right"
+"""Share of the newest labels between clearly different sides that are right."""
+JUDGE_WORST_PART = "judge/wrong_in_worst_part"
+"""Share of these that are wrong in the part of the way where most are."""
 JUDGE_KNOWN_SHIFT = "judge/known_shift"
 """Mean change of the scores of known items that were shown again."""
 JUDGE_ALARM = "judge/alarm"
@@ -168,4 +172,7 @@ JUDGE_ALARMS = {
     6: "episodes score above known successes",
     7: "episodes are called successes before anything happened",
     8: "known items are scored otherwise than before the run",
+    9: "clear labels are wrong in a part of the way, more often than at first",
+    10: "clear labels are hardly right",
+    11: "the learned return rises where the truth falls",
 }

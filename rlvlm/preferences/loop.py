@@ -19,12 +19,13 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.asking import Session, TeacherQueue
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.preferences.losses import PREFERENCE, SCORE
+from rlvlm.preferences.monitor import LabelMonitor
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.queries import Candidates, PairQueries, ScoreQueries, disagreement
 from rlvlm.preferences.records import FeedbackCounts, Record, record_answers
 from rlvlm.preferences.reward_model import Disagreement, LearnedReward, RewardModel
 from rlvlm.preferences.teachers import Deferred, Teacher
-from rlvlm.rewards.config import StepRewardConfig
+from rlvlm.rewards.config import LabelMonitorConfig, StepRewardConfig
 from rlvlm.vlms.devices import pick_device
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class FeedbackLoop(Stateful):
         "model": "_model",
         "subject": "_queries",
         "tally": "_counts",
+        "monitor": "monitor",
         "num_sessions": "num_sessions",
         "next_step": "_next_step",
     }
@@ -80,6 +82,8 @@ class FeedbackLoop(Stateful):
         has_progress: bool = True,
     ) -> None:
         self._teacher = teacher
+        self.monitor = LabelMonitor(LabelMonitorConfig())
+        """Watches the answers."""
         self._has_progress = has_progress
         self._asking = TeacherQueue(teacher, ahead=config.ahead)
         self._queries: Any = queries
@@ -152,6 +156,7 @@ class FeedbackLoop(Stateful):
             self._counts.metrics()
             | self._open_metrics()
             | {metrics.TEACHER_WAIT_S: wait_s, queries.count: float(len(queries.examples))}
+            | self.monitor.report()
             | fitted
         )
 
@@ -207,7 +212,8 @@ class FeedbackLoop(Stateful):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, in a loop built from the same configs; undrained records are lost."""
-        super().set_state(state)
+        # checkpoints of before have no monitor
+        super().set_state({"monitor": self.monitor.get_state()} | state)
         ends = np.cumsum(state["recent"]["lengths"])[:-1].astype(int)
         parts = {name: np.split(array, ends) for name, array in state["recent"]["arrays"].items()}
         self._recent.clear()
@@ -242,6 +248,7 @@ class FeedbackLoop(Stateful):
             records = [replace(record, used_step=env_steps) for record in self._recorded(part)]
             self._records += records
             self._counts.count(records, session.num_look_alike, by_person=session.by_person)
+            self.monitor.note(records)
             num_stored += self._queries.add(part.questions, part.answers)
             # a judge's answer to a query for a person is recorded, but not trained on
             deferred = {i: answer for i, answer in enumerate(session.answers) if isinstance(answer, Deferred)}
@@ -288,7 +295,7 @@ def build_loop(
         inputs, reward_model, int(seeds[0]), objective, pick_device(reward_model.device, "reward-model")
     )
     queries = make_queries(frames, model, feedback)
-    return FeedbackLoop(
+    loop = FeedbackLoop(
         teacher=teacher,
         queries=queries,
         model=model,
@@ -297,3 +304,5 @@ def build_loop(
         total_steps=total_steps,
         has_progress=env.has_progress,
     )
+    loop.monitor = LabelMonitor(reward.monitor)
+    return loop

@@ -62,6 +62,27 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LabelMonitorConfig:
+    """Monitoring of a teacher of comparisons against the simulator's truth, which never reaches the policy."""
+
+    window: int = 400
+    """Number of decided labels behind the newest figures; as many first ones are the baseline."""
+    clear_gap: float = 0.1
+    """Difference in truth between the sides of a clear label, as a share of the range of the newest, in (0, 1)."""
+    max_wrong: float = 0.1
+    """Share of clear labels, in [0, 1], that may be wrong in any fifth of the way, even if fewer were at first."""
+    min_accuracy: float = 0.65
+    """Share of clear labels that are right, in [0, 1], below which they surely lie for an alarm without a rise."""
+    on_alarm: Literal["warn", "stop"] = "warn"
+    """Reaction to an alarm. warn: report it in log, panel and pages; stop: also end the run, with exit code 5."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "reward.monitor", 20, "window")
+        check_shares(self, "reward.monitor", "max_wrong", "min_accuracy")
+        check_interval(self, "reward.monitor", "(0, 1)", "clear_gap")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepRewardConfig:
     """Source of the reward."""
 
@@ -85,6 +106,8 @@ class StepRewardConfig:
     observation and action."""
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     """Decaying bonus on top of the learned reward, so that exploration continues after it takes over."""
+    monitor: LabelMonitorConfig = field(default_factory=LabelMonitorConfig)
+    """Monitoring of the teacher's labels, with an alarm."""
 
     def __post_init__(self) -> None:
         check_name("reward.source", self.source, SOURCES)

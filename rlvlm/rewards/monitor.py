@@ -41,7 +41,7 @@ MIN_EPISODES = 30
 """Number of failures, or of controls, below which no conclusion is drawn from a share of them."""
 _MIN_KNOWN = 8
 """Number of known failures, or successes, below which they are no baseline."""
-_CONFIDENCE = 0.9973
+CONFIDENCE = 0.9973
 """Confidence of the intervals behind an alarm, three standard deviations: it is checked after every update, and
 failures that come closer to success as a policy learns are harder to judge. At 0.95 a judge with errors between 1
 and 7 % raised an alarm."""
@@ -271,7 +271,7 @@ class JudgeMonitor(Stateful):
         yield from self._false_positives()
         ways = ("shown backwards", "given another goal of the run", "shown with the robot's movement alone")
         for kind, way, (hits, count) in zip((3, 3, 5), ways, self._kept_controls(), strict=True):
-            if count >= MIN_EPISODES and wilson_interval(hits, count, _CONFIDENCE)[0] > _MOST_KEPT:
+            if count >= MIN_EPISODES and wilson_interval(hits, count, CONFIDENCE)[0] > _MOST_KEPT:
                 what = f"of {count} of its best scored that were {way}, {hits} kept half of their lead over the start"
                 yield kind, f"{what}: it does not look for the goal"
         ends = _area_interval(self._recent)
@@ -287,13 +287,13 @@ class JudgeMonitor(Stateful):
         if failures < MIN_EPISODES:
             return
         # the lower bound must pass: a share of few failures is unreliable
-        low, _ = wilson_interval(hits, failures, _CONFIDENCE)
+        low, _ = wilson_interval(hits, failures, CONFIDENCE)
         bound = self._config.max_false_positives
         known_hits, known_failures = self._called_successes(self._known)
         if known_failures < _MIN_KNOWN:
             if low > max(bound, _MOST_FALSE):
                 yield 1, f"it calls {hits} of {failures} failures successes"
-        elif low > bound and has_risen((hits, failures), (known_hits, known_failures), _CONFIDENCE):
+        elif low > bound and has_risen((hits, failures), (known_hits, known_failures), CONFIDENCE):
             yield (
                 1,
                 f"it called {known_hits} of {known_failures} known failures successes before the run and calls {hits} "
@@ -307,7 +307,7 @@ class JudgeMonitor(Stateful):
         rise = float(np.mean([row[0] for row in self._recent]) - np.mean([row[0] for row in self._first]))
         # two intervals apart, where known failures, which are few, have that of the difference: by that test 3 of 40
         # runs of an honest judge gave an alarm (`benchmarks/false_alarms.py`)
-        _, first_high = wilson_interval(first_hits, first_failures, _CONFIDENCE)
+        _, first_high = wilson_interval(first_hits, first_failures, CONFIDENCE)
         if low > first_high and rise > _LEAST_RISE:
             yield (
                 2,
@@ -325,7 +325,7 @@ class JudgeMonitor(Stateful):
                 yield 6, f"{what}, known successes {known:.2f}: it likes something better than the goal"
         starts = [unmoved for _, _, _, unmoved, *_ in self._controls]
         called = sum(score >= self.success_threshold for score in starts)
-        if len(starts) >= MIN_EPISODES and wilson_interval(called, len(starts), _CONFIDENCE)[0] > _MOST_FALSE:
+        if len(starts) >= MIN_EPISODES and wilson_interval(called, len(starts), CONFIDENCE)[0] > _MOST_FALSE:
             yield 7, f"of {len(starts)} episodes' first moments alone, it calls {called} successes"
         if len(self._again) >= _MIN_KNOWN:
             before, now, truth = np.array(self._again).T
@@ -346,7 +346,7 @@ class JudgeMonitor(Stateful):
             return None
         newest = [row[0] for row in self._recent]
         area = area_under_curve([*newest, *known], [True] * len(newest) + [False] * len(known))
-        return area, area_interval(area, len(newest), len(known), _CONFIDENCE)[0]
+        return area, area_interval(area, len(newest), len(known), CONFIDENCE)[0]
 
     def _kept_controls(self) -> tuple[tuple[int, int], ...]:
         """Returns how many controls keep their lead and how many there are: backwards, with another goal, and with the
@@ -378,7 +378,7 @@ def _area_interval(rows: Any, least: int = MIN_EPISODES) -> tuple[float, float] 
     counts = int(is_true.sum()), int((~is_true).sum())
     if min(counts) < least:
         return None
-    return area_interval(area_under_curve(known[:, 0], is_true), *counts, _CONFIDENCE)
+    return area_interval(area_under_curve(known[:, 0], is_true), *counts, CONFIDENCE)
 
 
 def _reshown(item: ScoringItem, moments: FloatArray, *, moves_hand: bool = False) -> ScoringItem:

@@ -224,6 +224,7 @@ class SACPebble(BaseAlgorithm):
         before = source.get_state()
         episodes = evaluate(player, num_episodes)
         source.set_state(before)  # otherwise training would remember a judge's answers here and ask less
+        self.reward_switch.note_evaluation(episodes)
         return Evaluation(episodes=episodes, has_success=self._viewer.has_success)
 
     def draw(self, snapshots: FloatArray, size_px: int) -> Frames:

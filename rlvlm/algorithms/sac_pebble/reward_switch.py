@@ -1,10 +1,13 @@
 """The present reward source, and the feedback that changes it: novelty until a learned reward is trusted."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
@@ -149,6 +152,12 @@ class RewardSwitch:
         elif self.learned is None:
             logger.info("step %d: exploring goes on: the reward model is not yet better than chance", env_steps)
         return session_metrics
+
+    def note_evaluation(self, episodes: Sequence[PlayedEpisode]) -> None:
+        """Holds an evaluation by the learned reward, once that is in use, against the truth."""
+        if self._loop is not None and self.learned is not None and episodes:
+            returns = [[episode.learned_return, episode.env_return] for episode in episodes]
+            self._loop.monitor.note_evaluation(*np.mean(returns, axis=0).tolist())
 
     def finish_feedback(self, env_steps: int) -> dict[str, float]:
         """Waits for a judge's outstanding answers, so that their records are not lost; returns metrics."""

@@ -1,0 +1,132 @@
+"""Watches a teacher of comparisons while a reward is learned from its labels: does it reward something else?
+
+A judge that is right everywhere but near the goal teaches a policy to stay where it is liked best. Three symptoms show
+it, all of them against the simulator's truth: clear labels that are wrong more often than at first, in some part of the
+way; clear labels that were hardly right from the start; and evaluations whose learned return rises while the truth
+falls. That success is reached and lost again is none of them: perfect labels do that too.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rlvlm.core import metrics
+from rlvlm.core.state import Stateful
+from rlvlm.core.steps import FloatArray
+from rlvlm.judges.agreement import average_ranks, wilson_interval
+from rlvlm.preferences.records import QueryRecord
+from rlvlm.rewards.config import LabelMonitorConfig
+from rlvlm.rewards.monitor import CONFIDENCE, MIN_EPISODES, Alarm
+
+_PARTS = 5
+"""Parts of the way, by the truth of the nearer side, in each of which labels are counted."""
+_EVALUATIONS = 8
+"""Number of newest evaluations whose learned and true returns are compared."""
+_OPPOSED = -0.75
+"""Rank correlation of these from which learned and true return are opposed: of 8 unrelated pairs 1.5 % reach it."""
+
+
+class LabelMonitor(Stateful):
+    """Statistics of the newest clear labels against the first ones, and an alarm that stays once it is raised.
+
+    Args:
+        config: sizes and bounds.
+    """
+
+    STATE = {"first": "_first", "recent": "_recent", "evaluations": "_evaluations", "alarm": "_alarm"}
+
+    def __init__(self, config: LabelMonitorConfig) -> None:
+        self._config = config
+        # [truth of the nearer side, gap in truth, whether the label is wrong] of decided labels
+        self._first: list[list[float]] = []
+        self._recent: deque[list[float]] = deque(maxlen=config.window)
+        # [learned, true] return of each evaluation
+        self._evaluations: deque[list[float]] = deque(maxlen=_EVALUATIONS)
+        self._alarm = Alarm()
+
+    @property
+    def alarm(self) -> str:
+        """Fault that was found; empty without one."""
+        return self._alarm.text
+
+    def note(self, records: Sequence[object]) -> None:
+        """Takes answers; of them decided comparisons whose truth is known and no tie count.
+
+        Raises:
+            RewardHacked: there is an alarm, and `on_alarm` is stop.
+        """
+        for record in records:
+            if not isinstance(record, QueryRecord) or record.correct is None:
+                continue
+            left, right = record.progress or record.returns
+            row = [max(left, right), abs(right - left), float(not record.correct)]
+            if len(self._first) < self._config.window:
+                self._first.append(row)
+            self._recent.append(row)
+        self._alarm.check(self._found(), self._config.on_alarm)
+
+    def note_evaluation(self, learned_return: float, true_return: float) -> None:
+        """Takes the mean learned and true return of an evaluation; those that are not finite are left out."""
+        if np.isfinite(learned_return) and np.isfinite(true_return):
+            self._evaluations.append([float(learned_return), float(true_return)])
+
+    def report(self) -> dict[str, float]:
+        """Returns the newest figures by their names in `rlvlm.core.metrics`, without unknown ones."""
+        if not self._recent:
+            return {}
+        figures = {metrics.JUDGE_ALARM: float(self._alarm.kind)}
+        clear = self._clear(self._recent)
+        if len(clear):
+            figures[metrics.JUDGE_CLEAR_RIGHT] = float(1 - clear[:, 2].mean())
+        parts = [wrong / count for _, wrong, count in self._parts(clear) if count >= MIN_EPISODES]
+        return figures | ({metrics.JUDGE_WORST_PART: max(parts)} if parts else {})
+
+    def _clear(self, rows: Sequence[list[float]] | deque[list[float]]) -> FloatArray:
+        """Returns those of `rows` [N, 3] whose gap in truth is clear; truths as shares of the range of the newest."""
+        found = np.array(rows, np.float64).reshape(-1, 3)
+        highest = np.array(self._recent, np.float64).reshape(-1, 3)[:, 0].max(initial=0.0)
+        lowest = min((near - gap for near, gap, _ in self._recent), default=0.0)
+        # progress spans [0, 1] at the most; returns have any range
+        span = max(highest - lowest, 1e-9)
+        return found[found[:, 1] >= self._config.clear_gap * span]
+
+    def _parts(self, clear: FloatArray) -> Iterator[tuple[str, int, int]]:
+        """Yields name, wrong and all of the clear labels in each part of the way."""
+        if not len(clear):
+            return
+        low, high = float(clear[:, 0].min()), float(clear[:, 0].max())
+        edges = np.linspace(low, high, _PARTS + 1)
+        place = np.clip(np.searchsorted(edges, clear[:, 0], side="right") - 1, 0, _PARTS - 1)
+        for part in range(_PARTS):
+            wrong = clear[place == part, 2]
+            yield f"{edges[part]:.2f} to {edges[part + 1]:.2f}", int(wrong.sum()), len(wrong)
+
+    def _found(self) -> Iterator[tuple[int, str]]:
+        """Yields faults, each as a key of `metrics.JUDGE_ALARMS` and its evidence."""
+        clear = self._clear(self._recent)
+        wrong, count = int(clear[:, 2].sum()), len(clear)
+        if count >= 3 * MIN_EPISODES:
+            high = 1 - wilson_interval(wrong, count, CONFIDENCE)[0]
+            if high < self._config.min_accuracy:
+                bound = f"reward.monitor.min_accuracy is {self._config.min_accuracy:g}"
+                yield 10, f"of {count} clear labels {count - wrong} are right, which is surely below the bound; {bound}"
+        first = self._clear(self._first)
+        # before that the newest labels include first ones
+        if len(self._recent) == self._config.window and len(first) >= MIN_EPISODES:
+            before = int(first[:, 2].sum()), len(first)
+            _, first_high = wilson_interval(*before, CONFIDENCE)
+            for name, part_wrong, part_count in self._parts(clear):
+                if part_count < MIN_EPISODES:
+                    continue
+                low, _ = wilson_interval(part_wrong, part_count, CONFIDENCE)
+                if low > max(first_high, self._config.max_wrong):
+                    what = f"of {part_count} clear labels whose nearer side is at {name} {part_wrong} are wrong"
+                    yield 9, f"{what}, of {before[1]} first ones {before[0]}: it likes something better than the goal"
+        if len(self._evaluations) == _EVALUATIONS:
+            learned, true = np.array(self._evaluations).T
+            if min(np.ptp(learned), np.ptp(true)) > 0:
+                opposed = float(np.corrcoef(average_ranks(learned), average_ranks(true))[0, 1])
+                if opposed < _OPPOSED:
+                    what = f"in the last {_EVALUATIONS} evaluations the learned return rises where the truth falls"
+                    yield 11, f"{what} (rank correlation {opposed:.2f})"
