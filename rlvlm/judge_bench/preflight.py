@@ -25,7 +25,7 @@ _SHOWN = ("reversed", "still", "other goal")
 
 
 class JudgeRefused(JudgeUnavailable):
-    """The judge answers, but its answers say nothing about the goal."""
+    """The judge answers, but its answers say nothing about the goal, or a policy can exploit them."""
 
 
 def scored_suite(task: str, count: int) -> Suite:
@@ -97,10 +97,10 @@ def preflight(
     seed: int,
     *,
     min_auc: float | None = None,
-    setting: str = "reward.monitor.preflight",
+    is_strict: bool = True,
     log: Callable[[str], None] = lambda _: None,
 ) -> Figures:
-    """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults that are not fatal are logged.
+    """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults are logged.
 
     Args:
         judge: judge of the run.
@@ -108,11 +108,11 @@ def preflight(
         num_frames: maximum number of images shown per episode.
         seed: seed of the order of asking.
         min_auc: see `grade`.
-        setting: name of the option that skips the preflight at 0.
+        is_strict: whether a fault that is fatal, or that a policy can exploit, is an error (`JudgeConfig.faulty`).
         log: called with a line of text.
 
     Raises:
-        JudgeRefused: the judge has a fatal fault.
+        JudgeRefused: the judge has such a fault.
         JudgeUnavailable: the judge does not answer, or cannot be asked this form of question.
     """
     unasked: list[str] = []
@@ -120,14 +120,17 @@ def preflight(
         answer for block in ask(judge, made, num_frames, seed, unasked.append) for answer in block
     ]
     if unasked:  # a bench leaves this out; a run would meet it at its first label
-        raise UnsupportedQuestion("; ".join(unasked), f"ask in another form; --{setting} 0 starts without asking")
+        raise UnsupportedQuestion(
+            "; ".join(unasked),
+            "ask in a form that the judge answers: --judge.prompt for pairs, --judge.score for scores",
+        )
     items = [made.items[answer.item] for answer in answers]
     graded = grade(items, answers, num_frames, min_auc)
     # all faults are listed: the others may be the reason
-    if any(fault.is_fatal for fault in graded.faults):
+    if is_strict and any(fault.is_fatal or fault.is_exploitable for fault in graded.faults):
         raise JudgeRefused(
             f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in graded.faults)}",
-            f"use a judge that knows this task, or ask in another form; --{setting} 0 starts all the same",
+            "use a judge that knows this task, or ask in another form; --judge.faulty ok starts all the same",
         )
     for fault in graded.faults:
         log(f"the judge {fault.name} ({fault.evidence})")

@@ -161,6 +161,9 @@ class JudgeConfig(VLMConfig):
     untrained: Literal["refuse", "ok"] = "refuse"
     """Behaviour on a task that the pocket judge was not trained on, where its answers are confident nonsense.
     refuse: do not start the run; ok: start it."""
+    faulty: Literal["refuse", "ok"] = "refuse"
+    """Reaction if the preflight of a run or of `rlvlm score` finds that the judge's answers say nothing, or that a
+    policy can exploit them. refuse: do not start; ok: name the faults and start."""
     store: FilePath = ""
     """Folder of the label store in which answers are kept and looked up; runs may share one. Empty keeps a run's
     answers in its own folder."""

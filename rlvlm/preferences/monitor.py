@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.core import metrics
 from rlvlm.core.state import Stateful
-from rlvlm.core.steps import FloatArray
 from rlvlm.judges.agreement import average_ranks, wilson_interval
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.config import LabelMonitorConfig
@@ -82,7 +82,7 @@ class LabelMonitor(Stateful):
         parts = [wrong / count for _, wrong, count in self._parts(clear) if count >= MIN_EPISODES]
         return figures | ({metrics.JUDGE_WORST_PART: max(parts)} if parts else {})
 
-    def _clear(self, rows: Sequence[list[float]] | deque[list[float]]) -> FloatArray:
+    def _clear(self, rows: Sequence[list[float]] | deque[list[float]]) -> NDArray[np.float64]:
         """Returns those of `rows` [N, 3] whose gap in truth is clear; truths as shares of the range of the newest."""
         found = np.array(rows, np.float64).reshape(-1, 3)
         highest = np.array(self._recent, np.float64).reshape(-1, 3)[:, 0].max(initial=0.0)
@@ -91,7 +91,7 @@ class LabelMonitor(Stateful):
         span = max(highest - lowest, 1e-9)
         return found[found[:, 1] >= self._config.clear_gap * span]
 
-    def _parts(self, clear: FloatArray) -> Iterator[tuple[str, int, int]]:
+    def _parts(self, clear: NDArray[np.float64]) -> Iterator[tuple[str, int, int]]:
         """Yields name, wrong and all of the clear labels in each part of the way."""
         if not len(clear):
             return

@@ -70,6 +70,8 @@ class RunResult:
     """Share of the newest failures that a rewarding judge called successes; None without such a judge."""
     alarm_step: int | None = None
     """Env step of the alarm of that judge's monitor; None without an alarm."""
+    alarm_reason: str = ""
+    """Reason of that alarm, in words."""
     judge: tuple[str, str] = ("", "")
     """Name and prompt in the stamp of the first answer; empty without answers."""
 
@@ -224,13 +226,14 @@ def run_results(paths: Sequence[Path]) -> Results:
 
 
 def _alarms(runs: Sequence[RunResult]) -> list[str]:
-    """Returns a remark if the judges of some runs rewarded failures, else none."""
-    fooled = [run.path.name for run in runs if run.alarm_step is not None]
-    remark = (
-        f"The judge of {len(fooled)} runs called too many failures successes, and its monitor gave an alarm: "
-        f"{', '.join(fooled)}. Its rewards prove nothing; the scores here are true ones."
-    )
-    return [remark] if fooled else []
+    """Returns a remark for each reason for which the monitors of some runs' judges gave an alarm."""
+    reasons = sorted({run.alarm_reason for run in runs if run.alarm_step is not None})
+    return [
+        f"The monitor of a judge gave an alarm, {reason}: "
+        f"{', '.join(run.path.name for run in runs if run.alarm_reason == reason)}. "
+        "Its rewards prove nothing; the scores here are true ones."
+        for reason in reasons
+    ]
 
 
 def _read(run: RunFolder | None, **about: Any) -> RunResult:
@@ -250,6 +253,7 @@ def _read(run: RunFolder | None, **about: Any) -> RunResult:
         label_accuracy=asked["label_accuracy"],
         false_positives=watched.get(metrics.JUDGE_FALSE_POSITIVES),
         alarm_step=None if alarm_step is None else int(alarm_step),
+        alarm_reason=watched.get("alarm_reason") or "",
         judge=_judge_of(run) if run else ("", ""),
         peak_rss_mb=summary.get("peak_rss_mb"),
         wall_s=summary.get("wall_s", float(rows[-1]["wall_s"] or 0) if rows else 0.0),

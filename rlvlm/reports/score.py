@@ -101,7 +101,7 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
         _check_judge_of(out, judge.stamp)
         kept = CachedJudge(judge, store)
         if options.preflight and not config.is_human:
-            _try_judge(kept, data, recordings, asked, options.preflight)
+            _try_judge(kept, data, recordings, asked, options)
         with (
             stop,
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
@@ -210,10 +210,13 @@ def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
     )
 
 
-def _try_judge(judge: CachedJudge, data: DataSummary, recordings: Recordings, asked: Asked, count: int) -> None:
+def _try_judge(
+    judge: CachedJudge, data: DataSummary, recordings: Recordings, asked: Asked, options: ScoreOptions
+) -> None:
     """Runs the bench's preflight on the data's own episodes. If they do not state which of them succeeded, a refusal is
     only a warning.
     """
+    count = options.preflight
     is_known = asked.success is not None or all(film.success is not None for film in data.sample)
     is_scored = asked.questions != {"pairs"}
     suite = Suite(
@@ -230,7 +233,8 @@ def _try_judge(judge: CachedJudge, data: DataSummary, recordings: Recordings, as
         _log("no preflight: none of the first episodes is a success whose images can be read")
         return
     try:
-        preflight(judge, made, asked.num_frames, asked.seed, setting="preflight", log=_log)
+        is_strict = options.judge.faulty == "refuse"
+        preflight(judge, made, asked.num_frames, asked.seed, is_strict=is_strict, log=_log)
     except JudgeRefused as error:
         if is_known:
             raise

@@ -5,6 +5,10 @@ from collections.abc import Mapping, Sequence
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import DEFAULT, PanelRow
 
+_ALARM = PanelRow(
+    label="the judge's alarm", metric=metrics.JUDGE_ALARM, format="", word="judge's alarm:", is_rare=True,
+    says={0: "none", **metrics.JUDGE_ALARMS},
+)  # fmt: skip
 _LEARNED_REWARD = (
     *DEFAULT,
     PanelRow(label="learned return, training", metric=metrics.TRAIN_LEARNED_RETURN, format=".2f", word="learned"),
@@ -14,7 +18,7 @@ _LEARNED_REWARD = (
         format="",
         word="reward",
         is_rare=True,
-        says=("exploring: the reward model is not yet better than chance", "in force"),
+        says={0: "exploring: the reward model is not yet better than chance", 1: "in force"},
     ),
     PanelRow(label="answers predicted, newest session", metric=metrics.REWARD_PREDICTED, format=".0%", is_rare=True),
     PanelRow(label="queries", metric=metrics.QUERIES, format=",.0f", word="labels", is_rare=True),
@@ -35,6 +39,7 @@ _LEARNED_REWARD = (
     PanelRow(label="labels without preference", metric=metrics.QUERIES_NO_PREFERENCE, format=",.0f", is_rare=True),
     PanelRow(label="answers nobody could read", metric=metrics.QUERIES_INVALID, format=",.0f", is_rare=True),
     PanelRow(label="queries without an answer", metric=metrics.QUERIES_FAILED, format=",.0f", is_rare=True),
+    _ALARM,
 )
 """Rows about a learned reward and its labels."""
 _SAMPLED = PanelRow(
@@ -45,7 +50,7 @@ _FOOLED = (
         label="failures the judge calls successes", metric=metrics.JUDGE_FALSE_POSITIVES, format=".0%", word="fooled",
         is_rare=True,
     ),
-    PanelRow(label="the judge's alarm", metric=metrics.JUDGE_ALARM, format=".0f", word="alarm", is_rare=True),
+    _ALARM,
 )  # fmt: skip
 
 _TURNS = (

@@ -234,7 +234,10 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
         else f" Of the newest labels {_percent(unseen)} were predicted before they were trained on."
     )
     is_wrong = right is not None and right < _GOOD_LABELS and summary["labels_checked"] >= _FEW_LABELS
+    alarm = (summary.get("judge") or {}).get("alarm_reason")
     causes = {
+        f"The judge: its monitor gave an alarm, {alarm}. More of its labels teach more of the same: look at "
+        f"judge_panel.html, and try another with `rlvlm judge-bench {config.task}`.": bool(alarm),
         "The true reward, to compare with: the same command with `--reward.source environment`, into a folder beside "
         "this one. Where it ends no higher, no label helps: look at the env and at the number of steps.": not beside,
         f"The judge: {_percent(right)} of its labels are right. `rlvlm judge-bench {config.task}` tries others, other "
@@ -246,7 +249,9 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
         ),
         f"Its fit: it orders {_percent(fit)} of the labels it trained on. Set `--reward-model.max-updates "
         f"{2 * model.max_updates}`.": fit is not None and fit < _GOOD_FIT and not is_wrong,
-        f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.{held}": True,
+        f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.{held}": (
+            not alarm
+        ),
     }
     lines = ["## What to change first\n", f"The policy ends {_percent(rate)} of episodes in success."]
     if beside:

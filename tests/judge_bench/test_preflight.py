@@ -81,7 +81,7 @@ def test_who_says_nothing_about_the_goal_is_refused_in_the_benchs_words(
 ) -> None:
     with pytest.raises(JudgeRefused, match=message) as caught:
         tried(judge, made)
-    assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
+    assert caught.value.exit_code == 5 and "--judge.faulty ok" in caught.value.fix
 
 
 class CopiesSome(Says):
@@ -109,8 +109,8 @@ def test_pairs_are_asked_in_both_orders_and_refused_in_the_benchs_words() -> Non
     figures = preflight(Reference("oracle"), made, 1, 0)
     assert figures["accuracy"]["value"] == 1.0 and figures["accuracy"]["count"] == 60
     with pytest.raises(JudgeRefused, match="prefers the left image .*; it does not tell nearer from farther") as caught:
-        preflight(Reference("left"), made, 1, 0, setting="feedback.preflight")
-    assert "--feedback.preflight 0" in caught.value.fix
+        preflight(Reference("left"), made, 1, 0)
+    assert "--judge.faulty ok" in caught.value.fix
 
 
 class PathLength(Says):
@@ -120,9 +120,11 @@ class PathLength(Says):
         return float(np.ptp(item.sides[0], axis=0).sum()) / 100
 
 
-def test_what_a_policy_can_exploit_is_logged(made: TaskItems) -> None:
+def test_what_a_policy_can_exploit_stops_a_run_unless_the_user_goes_on(made: TaskItems) -> None:
     lines: list[str] = []
-    tried(PathLength(0.0), made, lines)
+    with pytest.raises(JudgeRefused, match="when it is shown backwards"):
+        tried(PathLength(0.0), made)
+    preflight(PathLength(0.0), made, 2, 0, is_strict=False, log=lines.append)
     for how in ("when it is shown backwards", "under another goal of the scene"):
         assert any(line.startswith(f"the judge scores a success as high {how} (") for line in lines), lines
 

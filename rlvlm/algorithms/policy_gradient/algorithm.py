@@ -143,6 +143,7 @@ class PolicyGradient(BaseAlgorithm):
         labeller = RewardLabeller(
             reward, scorer, novelty, self.config.goal,
             draws_path=viewer.draws_path, robot_columns=viewer.robot_columns,
+            refuses_faulty=self.config.refuses_faulty,
         )  # fmt: skip
         if labeller.asks and reward.asks_judge:
             labeller.judged.make_forgetful = self._make_forgetful

@@ -51,6 +51,7 @@ class TokenConfig(BaseConfig):
         self.make_judge: Callable[[], Judge] | None = None
         self.make_fallback_judge: Callable[[], Judge] | None = None
         self.judge_env: EnvConfig | None = None
+        self.refuses_faulty = True
         self.total_steps = 15_000
 
     @property
@@ -114,6 +115,7 @@ class TokenConfig(BaseConfig):
         make_judge: Callable[[], Judge] | None = UNCHANGED,
         make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
         judge_env: EnvConfig | None = UNCHANGED,
+        refuses_faulty: bool = UNCHANGED,
     ) -> Self:
         """Chooses the rewards of turns, chunks and episodes.
 
@@ -123,10 +125,11 @@ class TokenConfig(BaseConfig):
             make_judge: makes the judge in the process that asks it; must pickle. None: no judge is asked.
             make_fallback_judge: makes the judge that is asked if the first gives no answer, likewise.
             judge_env: settings of the env that draws for the judge. None: those of `envs`.
+            refuses_faulty: whether a judge with a fault that the preflight finds is refused (`JudgeConfig.faulty`).
         """
         return self._take(
             reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge,
-            judge_env=judge_env,
+            judge_env=judge_env, refuses_faulty=refuses_faulty,
         )  # fmt: skip
 
     def validate(self) -> None:  # noqa: C901 - one rule after the other

@@ -40,6 +40,7 @@ class RewardLabeller:
         goal: see `JudgedTurns`.
         draws_path: see `JudgedTurns`.
         robot_columns: see `JudgedTurns`.
+        refuses_faulty: whether a judge with a fault that the preflight finds is refused.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class RewardLabeller:
         *,
         draws_path: bool = False,
         robot_columns: Sequence[int] = (),
+        refuses_faulty: bool = True,
     ) -> None:
-        self._config, self._novelty = config, novelty
+        self._config, self._novelty, self._refuses_faulty = config, novelty, refuses_faulty
         self._judged = (
             None
             if scorer is None
@@ -185,7 +187,10 @@ class RewardLabeller:
         """
         config = self._config
         self._tried.clear()
-        figures = try_judge(self, made, config.num_frames, seed, min_auc=config.monitor.min_auc, log=log)
+        figures = try_judge(
+            self, made, config.num_frames, seed,
+            min_auc=config.monitor.min_auc, is_strict=self._refuses_faulty, log=log,
+        )  # fmt: skip
         area, threshold = figures["auc"], figures["threshold"]
         log(
             f"AUC of success {area['value']:.2f} ({area['low']:.2f} to {area['high']:.2f}), best threshold "

@@ -274,7 +274,8 @@ def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Cal
             log("the judge is not tried on known pairs: nobody knows how to play the task")
             return
         log(f"trying the judge on {len(made.items)} pairs whose truth is known, in both orders")
-        figures = preflight(judge, made, 1, seed, setting="feedback.preflight", log=log)
+        is_strict = setup.judge.faulty == "refuse"
+        figures = preflight(judge, made, 1, seed, is_strict=is_strict, log=log)
     finally:
         made.close()
     log("; ".join(f"{PAIR_NAMES[name]} {share_cell(figures[name])}" for name in ("accuracy", "undecided", "said_left")))

@@ -28,8 +28,8 @@ class PanelRow:
     """Label in plain lines; empty leaves the number out of them."""
     is_rare: bool = False
     """Whether only some runs have the number; it is shown from its first value on."""
-    says: tuple[str, str] | None = None
-    """Texts instead of the number 0 and of any other; None shows the number."""
+    says: Mapping[int, str] | None = None
+    """Texts in place of the numbers; None shows these."""
 
 
 DEFAULT = (
@@ -97,7 +97,7 @@ class RunConsole(Screen):
         if row.metric not in self._latest:
             return "-"
         number = self._latest[row.metric]
-        return format(number, row.format) if row.says is None else row.says[bool(number)]
+        return format(number, row.format) if row.says is None else row.says[int(number)]
 
     def _progress(self) -> tuple[int, str]:
         """Returns the env step, and the time left at the current speed."""
