@@ -41,15 +41,17 @@ def backends() -> Mapping[str, JudgeBackend]:
 
 Mode = Literal["two_stage", "single_stage", "direct"]
 """Forms of a comparison."""
-ScoreMode = Literal["progress", "rating", "success", "video", "utility", "statement", "rubric", "delta"]
+ScoreMode = Literal[
+    "progress", "rating", "success", "video", "utility", "statement", "statement_raw", "rubric", "delta"
+]
 """Forms of the score of one clip."""
 RANDOM = "random"
 """Model name that stands for untrained weights."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """Range of a temperature other than 0; below it the scaled log-probabilities overflow a model's number range."""
-_WORDED = ("statement", "rubric", "delta", "video")
+_WORDED = ("statement", "statement_raw", "rubric", "delta", "video")
 """Forms of score whose sentences may be replaced by a published model's own."""
-SHOW_NO_GOAL = ("statement", "rubric", "delta")
+SHOW_NO_GOAL = ("statement", "statement_raw", "rubric", "delta")
 """Forms of score, from published models, that have no place for an image of the goal."""
 _IMPLIED: set[str] = set()
 """Hub names for which the implied backend was already logged."""
@@ -142,9 +144,9 @@ class JudgeConfig(VLMConfig):
     """Form of the score of one clip. progress: one number in percent; rating: 1 to 5; success: probability of yes
     from one forward pass; video: percent after written reasoning, from first image, clip and current image; utility:
     one step's usefulness, from the image before it, the action and the image after it, by the probabilities of five
-    ratings; statement: probability of True after the statement that the clip shows the goal (TOPReward); rubric: 1
-    to 5 by a rubric on the final state (RoboReward); delta: signed percentages between neighbouring images, added up
-    (VLAC)."""
+    ratings; statement: probability of True after the statement that the clip shows the goal, and statement_raw:
+    without the model's chat template (TOPReward); rubric: 1 to 5 by a rubric on the final state (RoboReward); delta:
+    signed percentages between neighbouring images, added up (VLAC)."""
     wording: FilePath = ""
     """JSON file with a published model's own sentences for such a score, or for robometer or rynnvalue, under their
     names in `judges.prompts.SENTENCES`. Empty: ours."""
@@ -205,6 +207,11 @@ class JudgeConfig(VLMConfig):
             worded = [f"the backend {name}" for name, backend in backends().items() if backend.sentences]
             raise ValueError(
                 f"judge.wording has no effect on judge.score {self.score}, only on {', '.join([*_WORDED, *worded])}"
+            )
+        if self.is_remote and self.score == "statement_raw":
+            raise ValueError(
+                "judge.score statement_raw leaves the chat template out, and a server puts it around every question; "
+                "ask with statement, or run the model here (transformers, vllm)"
             )
         check_temperature(self.temperature)
         check_least(self, "judge", 1, "image_px", "max_new_tokens", "batch_size")

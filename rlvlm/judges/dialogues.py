@@ -40,6 +40,7 @@ _CHOICES: dict[ScoreMode, list[tuple[str, ...]]] = {
     "success": YES_AND_NO,
     "utility": RATINGS,
     "statement": TRUE_AND_FALSE,
+    "statement_raw": [(" True", "True"), (" False", "False")],  # the text goes on behind a colon
 }
 GRADED = frozenset(_CHOICES)
 """Forms of score that are read from probabilities."""
@@ -245,8 +246,8 @@ def _label_in_two(query: Query) -> Dialogue:
 def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) -> Dialogue:
     """Reads a score from the probabilities of a few words, or from the written word if a server lists none at all.
 
-    `success`: probability of yes, given yes or no. `statement`: probability of True among all words. `utility`: mean
-    rating by the probabilities, 1 as 0 and 5 as 1, which is finer than the likeliest rating.
+    `success`: probability of yes, given yes or no. `statement`, `statement_raw`: probability of True among all words.
+    `utility`: mean rating by the probabilities, 1 as 0 and 5 as 1, which is finer than the likeliest rating.
 
     Source: TOPReward, arXiv:2602.19313 (statement); Liu et al. 2023 (G-Eval), arXiv:2303.16634, sec. 2 (the mean).
     Departure: the probability is given, not its logarithm: the same order, in [0, 1].
@@ -266,7 +267,10 @@ def _score_by_choice(mode: ScoreMode, sentences: Mapping[str, str], clip: Clip) 
         place = place_of(reply.readable)
         return _score_of(reply, lambda _: None if place is None else values[place])
     value, blur = known.shares[0], known.blur
-    if mode == "statement":  # it counts by its probability among all words, so the normalisation is undone
+    if mode in (
+        "statement",
+        "statement_raw",
+    ):  # it counts by its probability among all words, so the normalisation is undone
         value, blur = value * known.total, known.unlisted
     elif mode == "utility":
         value = fsum(share * place / (len(RATINGS) - 1) for place, share in enumerate(known.shares))

@@ -8,7 +8,8 @@ Rating: RoboReward, arXiv:2601.00675 (1 to 5 on the final state). Success: TOPRe
 question. Video: PRIMO-R1, arXiv:2603.15600 (first image, clip, current image; think, then answer). Departure: the
 clip's images are sent as images, not as a video file. Utility: the scorer of the VLM_PPO repository (image before,
 action, image after, with a rubric). Departure: a scale of 1 to 5, each one token, in place of 0 to 10. Statement:
-TOPReward in its own order: clip, statement, answer. Rubric: RoboReward with the clip first and a rubric. Delta: VLAC,
+TOPReward in its own order: clip, statement, answer; without the chat template, as the paper's main setting,
+`statement_raw`. Rubric: RoboReward with the clip first and a rubric. Delta: VLAC,
 arXiv:2509.15937.
 """
 
@@ -23,7 +24,7 @@ from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Clip, Query
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judges.config import Abilities, JudgeConfig, Mode, ScoreMode, backends
-from rlvlm.vlms.chats import Chat, image_parts, tame, text_part
+from rlvlm.vlms.chats import RAW, Chat, image_parts, tame, text_part
 
 VERSION = 1
 _LATER_VERSIONS: dict[str, int] = {"video": 2, "delta": 2}
@@ -33,7 +34,7 @@ LABEL_TEXTS = ("0", "1", "-1")
 """Texts of left, right and tie in an answer."""
 MAX_FRAMES = 8
 """Images shown per side; longer clips are thinned evenly, with first and last image kept: the last one decides."""
-MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "rubric": 16, "video": 22}
+MAX_FRAMES_OF: dict[ScoreMode, int] = {"statement": 16, "statement_raw": 16, "rubric": 16, "video": 22}
 """Images shown by the forms of published reward models that take more."""
 MAX_IMAGES = max(2 * MAX_FRAMES + 1, max(MAX_FRAMES_OF.values()) + 3)
 """Maximum number of images in one chat: two clips, or a clip with start and present, and the goal."""
@@ -83,9 +84,13 @@ RATING_TEXTS = ("1", "2", "3", "4", "5")
 ANSWERS_YES, ANSWERS_NO = ("yes", "Yes", "YES"), ("no", "No", "NO")
 """Texts of yes and no in an answer."""
 
+_STATEMENT = (
+    "The pictures above show a robot that does this task to its end: {goal}. Is this statement True or not? "
+    "The answer is:"
+)
 SENTENCES = {
-    "statement": "The pictures above show a robot that does this task to its end: {goal}. Is this statement True or "
-    "not? The answer is:",
+    "statement": _STATEMENT,
+    "statement_raw": _STATEMENT,
     "rubric": "Give the robot in the clip one score for how far the task has come. Only the final state counts, not "
     "the time it took. Answer in the form ANSWER: score. 1: nothing that matters for the task has changed. 2: a small "
     "change in its direction, by far not enough. 3: a good part, with a large fault or several. 4: nearly all, with "
@@ -223,9 +228,10 @@ def label_messages(goal: str, report: str) -> Chat:
 def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = SENTENCES) -> Chat:
     """Returns the turns that ask for one clip's score.
 
-    Published reward models have their own order: `statement` and `rubric` show the clip, then the sentence; `delta` two
-    numbered images; `video` first image, clip and current image, then the question. `utility` shows the first and the
-    last image with the action between them; the others show the clip once and differ only in their last line.
+    Published reward models have their own order: `statement`, `statement_raw` and `rubric` show the clip, then the
+    sentence; `delta` two numbered images; `video` first image, clip and current image, then the question. `utility`
+    shows the first and the last image with the action between them; the others show the clip once and differ only in
+    their last line.
     """
     goal = check_goal(clip.goal)
     # forms of published models, each in its own order: deviations from their training cost accuracy
@@ -241,7 +247,7 @@ def score_messages(mode: ScoreMode, clip: Clip, sentences: Mapping[str, str] = S
             content = [*goal_parts, *image_parts(clip.frames[:1]), *shown, *image_parts(clip.frames[-1:]), request]
             system = text_part(sentences["video_system"])
             return [{"role": "system", "content": [system]}, {"role": "user", "content": content}]
-        return [{"role": "user", "content": [*shown, request]}]
+        return [{"role": RAW if mode == "statement_raw" else "user", "content": [*shown, request]}]
     if mode == "utility":
         content = [
             *_opening(f"One step in a task. Goal: {goal}.", clip.goal_picture, TAG_BEFORE),

@@ -4,7 +4,7 @@ A chat is a list of turns in the Qwen format: `{"role": str, "content": [{"type"
 """
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 TOP_P = 0.9
 """Nucleus of sampling (top-p) at temperatures above 0."""
+RAW = "raw"
+"""Role of the only turn of a chat that is put to the model without its chat template."""
+_BETWEEN = "between"
 _ROLES = ("system", "user", "assistant")
 _THINK, _THOUGHT_OVER = "<think>", "\n</think>\n\n"
 
@@ -201,6 +204,26 @@ def _checked_part(part: Any, number: int) -> dict[str, Any]:
         if image.shape[-1] == 3 and image.size > 0:
             return {"type": "image", "image": image}
     raise ValueError(f"a part of turn {number} is neither a text nor an image [H, W, 3] of uint8")
+
+
+def rendered(chat: Chat, template: Callable[[Chat], str]) -> str:
+    """Returns the text of a chat, at whose end the model goes on: by its template, or of a `RAW` turn as it stands.
+
+    Args:
+        chat: turns, or one `RAW` turn.
+        template: renders turns, and opens the model's.
+
+    Raises:
+        ValueError: the template does not say how an image is marked.
+    """
+    if chat[0]["role"] != RAW:
+        return template(chat)
+    # what the template writes for an image between two texts
+    around = template([{"role": "user", "content": [text_part(_BETWEEN), {"type": "image"}, text_part(_BETWEEN)]}])
+    mark = around.partition(_BETWEEN)[2].rpartition(_BETWEEN)[0].strip()
+    if not mark:
+        raise ValueError("this model's chat template puts images elsewhere, so it cannot be asked without the template")
+    return "".join(part["text"] if part["type"] == "text" else mark for part in chat[0]["content"])
 
 
 def without_thought(chat: str) -> str:

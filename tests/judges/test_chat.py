@@ -15,7 +15,7 @@ from rlvlm.judges.dialogues import label_dialogue, score_dialogue
 from rlvlm.judges.judge import ChatTask
 from rlvlm.judges.reading import parse_change
 from rlvlm.judges.votes import BothOrders
-from rlvlm.vlms.chats import ChatReply, images_of
+from rlvlm.vlms.chats import Chat, ChatReply, images_of, rendered
 
 GOAL = "open the drawer"
 IMAGE = np.zeros((1, 8, 8, 3), np.uint8)
@@ -180,6 +180,26 @@ def test_a_chat_in_another_format_is_refused(chat):
 
 
 # --- the forms that published reward models have: statement, delta
+
+
+def test_a_statement_without_the_chat_template_goes_on_as_a_text_does():
+    """TOPReward's main setting: no turn is opened, and the word behind the colon begins with a space."""
+    model = ScriptedModel(log_p=lambda count: [np.log([0.2, 0.1, 0.3, 0.1])] * count)
+    [score] = make_judge(model, score="statement_raw").score([CLIP])
+    assert score.value == pytest.approx(0.2 + 0.1) and model.choices == [(" True", "True", " False", "False")]
+    [chat] = model.chats
+
+    def qwen(turns: Chat) -> str:
+        parts = ("<|image_pad|>" if part["type"] == "image" else part["text"] for part in turns[0]["content"])
+        return f"<|im_start|>{turns[0]['role']}\n{''.join(parts)}<|im_end|>\n<|im_start|>assistant\n"
+
+    statement = prompts.SENTENCES["statement_raw"].replace("{goal}", GOAL)
+    assert rendered(chat, qwen) == "<|image_pad|>" * 3 + statement
+    assert rendered([{**chat[0], "role": "user"}], qwen) == qwen([{**chat[0], "role": "user"}])
+    with pytest.raises(ValueError, match="cannot be asked without the template"):  # LLaVA's shows images first
+        rendered(chat, lambda turns: "USER: <image> between between ASSISTANT:")
+    with pytest.raises(ValueError, match="a server puts it around every question"):
+        JudgeConfig(backend="openai", model="m", score="statement_raw")
 
 
 def test_a_statement_stands_behind_the_clip():

@@ -40,13 +40,14 @@ JUDGES: dict[str, Make] = {
     "smolvlm": lambda vlms, folder: chat(save_tiny_smolvlm(folder / "vlm"), score="success"),
     "both_orders": lambda vlms, folder: build_judge(JudgeConfig(both_orders=True)),
     "statement": lambda vlms, folder: chat(vlms["qwen3_vl"], score="statement"),
+    "statement_raw": lambda vlms, folder: chat(vlms["qwen3_vl"], score="statement_raw"),
     "rubric": lambda vlms, folder: chat(vlms["qwen2_5_vl"], score="rubric"),
     "delta": lambda vlms, folder: chat(vlms["qwen3_vl"], score="delta"),
 }
 
 
 FRAMES_SHOWN = {
-    **{"fake": None, "qwen3_vl_video": 20, "statement": 16, "rubric": 16},
+    **{"fake": None, "qwen3_vl_video": 20, "statement": 16, "statement_raw": 16, "rubric": 16},
 }
 """Of a clip of 20; of the others 8."""
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import Frames
-from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, whole_answer, without_thought
+from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, rendered, whole_answer, without_thought
 from rlvlm.vlms.config import VLMConfig
 from rlvlm.vlms.images import can_replace, resize
 from rlvlm.vlms.loading import LoadedVLM
@@ -97,7 +97,7 @@ class TransformersEngine:
         torch.cuda.empty_cache()
 
     def _texts(self, chats: Sequence[Chat]) -> list[str]:
-        return [self._vlm.processor.apply_chat_template(chat) for chat in chats]
+        return [rendered(chat, self._vlm.processor.apply_chat_template) for chat in chats]
 
 
 def longest_prefixes(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

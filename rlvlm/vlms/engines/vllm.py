@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.vlms.chats import TOP_P, Chat, ChatReply, ChatRequest, Pixels, images_of, whole_answer, without_thought
+from rlvlm.vlms.chats import (
+    TOP_P,
+    Chat,
+    ChatReply,
+    ChatRequest,
+    Pixels,
+    images_of,
+    rendered,
+    whole_answer,
+    without_thought,
+)
 from rlvlm.vlms.config import EngineConfig, VLMConfig
 from rlvlm.vlms.engines.loop import LoopThread
 from rlvlm.vlms.files import locate
@@ -249,7 +259,8 @@ class VllmEngine:
         return scores
 
     def _text(self, chat: Chat) -> str:
-        return self._core.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        template = self._core.tokenizer.apply_chat_template
+        return rendered(chat, lambda turns: template(turns, tokenize=False, add_generation_prompt=True))
 
     def _tokens(self, text: str) -> list[int]:
         return self._core.tokenizer.encode(text, add_special_tokens=False)
