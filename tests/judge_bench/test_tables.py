@@ -85,7 +85,7 @@ BY_HAND = {
     "robometer.csv": (ROBOMETER, {"mae": (0 + 1 + 0 + 3) / 4, "preference": 4 / 5, "kendall_tau": 2 / 3}),
     "robometer.parquet": (ROBOMETER, {"mae": (0 + 1 + 0 + 3) / 4, "preference": 4 / 5, "kendall_tau": 2 / 3}),
 }
-"""RoboReward's qualities 1, .5, 0, .75 are cut into thirds: {c: 0}, {b: .75}, {a 1, d .25: mean .625}, tau-b 1/3."""
+"""RoboReward's qualities 1, .5, 0, .75 are cut into thirds: {c: 0}, {b: .75}, {a 1, d .25: mean .625}, tau-a 1/3."""
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +231,9 @@ def test_arithmetic_against_scipy():
     assert preference_accuracy(["t"] * len(two), two) == pytest.approx(u / (good.sum() * (~good).sum()))
     tied = np.array([[0.0, 0.3], [1.0, 0.3]])
     assert preference_accuracy(["t", "t"], tied) == 0.5 and ranking_tau(["t", "t"], tied) == 0.0
+    # tau-a, by hand: thirds with mean scores .4, .4 and .9 are one equal pair and two in order; tau-b would be .82
+    thirds = np.array([[0.1, 0.3], [0.2, 0.5], [0.5, 0.4], [0.9, 0.9]])
+    assert ranking_tau(["t"] * 4, thirds) == pytest.approx(2 / 3)
     assert preference_accuracy(["t", "u"], tied) is None and ranking_tau(["t", "u"], tied) is None
     np.testing.assert_array_equal(ratings(np.array([0, 0.125, 0.25, 0.375, 0.5, 1])), [1, 1, 2, 3, 3, 5])
     np.testing.assert_array_equal(np.argwhere(confusion(np.array([[5, 4], [1, 1], [5, 4]]))), [[0, 0], [4, 3]])
