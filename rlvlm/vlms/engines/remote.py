@@ -164,7 +164,8 @@ class RemoteEngine:
             reraise=True,
         )
         # on the loop of the client's connections, whichever loop the caller has
-        return await self._loop.on_loop(retrying(self._try, request, max_new_tokens, temperature, deadline))
+        loop, _ = self._connection()
+        return await loop.on_loop(retrying(self._try, request, max_new_tokens, temperature, deadline))
 
     async def _try(self, request: ChatRequest, max_new_tokens: int, temperature: float, deadline: float) -> ChatReply:
         """Sends one request as soon as the server allows it, counts it, and gives up at the deadline."""
