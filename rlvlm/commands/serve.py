@@ -63,6 +63,8 @@ class ServeArguments:
     """File with the bearer token (mode 0600); created with a random one if missing. Empty keeps the file's."""
     media_root: str = ""
     """Folder below which `video_path` may name videos; empty keeps the file's, which is none."""
+    max_images: int = 0
+    """Images that a request may have; 0 keeps the file's, 16."""
     replicas: int = 1
     """Copies of a run's policy; app files set their own number."""
     num_gpus: float = 0.0
@@ -96,6 +98,7 @@ def command(words: Sequence[str], prog: str) -> int:
         port=arguments.port,
         hosts=arguments.allowed_hosts,
         token_file=arguments.token_file,
+        max_images=arguments.max_images,
         media_root=str(Path(arguments.media_root).expanduser().absolute()) if arguments.media_root else "",
     )
     return serve_apps(file, exports_metrics=arguments.metrics)

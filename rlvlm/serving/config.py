@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.leads import Address, FilePath
 from rlvlm.judges.config import JudgeConfig
@@ -16,6 +16,9 @@ DEFAULT_PORT = 8123
 """Default port of the HTTP server, outside 10002 to 19999, which Ray's workers use."""
 LABEL_PORT = 8731
 """Default port of the page on which people answer."""
+NUM_IMAGES = 16
+MAX_IMAGES = 1_024
+"""What `http.max_images` may be at most."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -170,6 +173,10 @@ class HttpConfig:
     """Maximum size of a request body, bytes."""
     body_deadline_s: float = 3.0
     """Maximum time for a body to arrive, seconds."""
+    max_images: int = NUM_IMAGES
+    """Maximum number of images in a request, 1 to 1,024; all together have at most 16 Mpixel."""
+    success_threshold: float = 0.5
+    """Score from which the model NAME#grade says success, in [0, 1]."""
     held_bytes: int = 256 * MIB
     """Maximum size of all bodies held at once, bytes; beyond it callers get a 429."""
     timeout_s: float = 120.0
@@ -197,6 +204,10 @@ class HttpConfig:
             self, "http", "body_bytes", "body_deadline_s", "held_bytes", "timeout_s", "max_tokens", "num_replicas"
         )
         check_least(self, "http", 0, "retries", "num_cpus")
+        check_least(self, "http", 1, "max_images")
+        check_interval(self, "http", "[0, 1]", "success_threshold")
+        if self.max_images > MAX_IMAGES:
+            raise ValueError(f"http.max_images must be <= {MAX_IMAGES}, got {self.max_images}")
         if self.held_bytes < self.body_bytes:
             raise ValueError(f"http.held_bytes must be >= body_bytes, got {self.held_bytes} and {self.body_bytes}")
 

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -41,10 +42,11 @@ from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.serving import messages as wire
 from rlvlm.serving.app_file import GatewayArgs
 from rlvlm.serving.client import AsyncAppClient
+from rlvlm.serving.completions import VOCABULARIES, check_supported, completion, question_of, split_model
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.error_answers import answer_errors
 from rlvlm.serving.guard import Guard, make_token, read_token
-from rlvlm.serving.media import MAX_IMAGES, MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
+from rlvlm.serving.media import MAX_VIDEO_FRAMES, MediaRoot, read_images, read_video
 from rlvlm.serving.policy_replica import ReplyCall
 from rlvlm.serving.refusal import RETRY_AFTER_S, AsciiJSON, Refusal, overloaded
 from rlvlm.serving.replica import marked
@@ -103,6 +105,7 @@ class Routes:
         self._policies = policies
         self._ready = ready
         self._media = MediaRoot(config.media_root)
+        self._read_images = partial(read_images, max_images=config.max_images)
         self._pool = ThreadPoolExecutor(_DECODERS, thread_name_prefix="images")
         self._num_decoding = 0
 
@@ -132,7 +135,7 @@ class Routes:
                 f"max_tokens is at most {self._config.max_tokens} here, got {request.max_tokens}",
                 "ask for a shorter reply",
             )
-        chat = await self._decode(_read_chat, request.messages)
+        chat = await self._decode(_read_chat, request.messages, self._config.max_images)
         start = time.perf_counter()
         text = await judge.generate(chat, request.max_tokens, request.temperature)
         return wire.GenerateAnswer(text=text, backend=name, latency_s=time.perf_counter() - start)
@@ -216,11 +219,22 @@ class Routes:
         stamps = await asyncio.gather(*(self._judges[name].stamp() for name in names))
         facts = wire.ServerFacts(
             version=rlvlm.__version__,
-            max_images=MAX_IMAGES,
+            max_images=self._config.max_images,
             body_bytes=self._config.body_bytes,
             judges={name: wire.StampAnswer.model_validate(stamp) for name, stamp in zip(names, stamps, strict=True)},
         )
-        return wire.ModelList(data=[wire.ModelCard(id=name) for name in names], rlvlm=facts)
+        cards = [wire.ModelCard(id=f"{name}#{form}") for name in names for form in VOCABULARIES]
+        return wire.ModelList(data=cards, rlvlm=facts)
+
+    async def complete(self, request: wire.ChatCompletionRequest) -> dict[str, Any]:
+        """Answers about the images of the last user message, in OpenAI's form and in the vocabulary of `model`."""
+        check_supported(request)
+        name, vocabulary = split_model(request.model, self._judges, self._config.aliases)
+        text, images = question_of(request)
+        goal = _checked_goal(text)
+        [frames] = await self._decode(self._read_images, [images])
+        reply = await VOCABULARIES[vocabulary](self._judges[name], goal, frames, self._config.success_threshold)
+        return completion(request.model, reply)
 
     async def _compare(
         self, questions: Sequence[wire.PreferenceQuestion], backend: str | None
@@ -229,7 +243,7 @@ class Routes:
         goals = [_checked_goal(question.goal) for question in questions]
         # all images of a request together: the limits on number and pixels apply to the request
         groups = [group for question in questions for group in (question.left, question.right, _goal_images(question))]
-        sides = await self._decode(read_images, groups)
+        sides = await self._decode(self._read_images, groups)
         queries = [
             Query(goal=goal, left=left, right=right, goal_picture=extra if len(extra) else None)
             for goal, left, right, extra in zip(goals, sides[::3], sides[1::3], sides[2::3], strict=True)
@@ -240,7 +254,8 @@ class Routes:
         _, judge = self._judge(backend)
         goals = [_checked_goal(question.goal) for question in questions]
         shown = await self._decode(
-            read_images, [group for question in questions for group in (question.frames, _goal_images(question))]
+            self._read_images,
+            [group for question in questions for group in (question.frames, _goal_images(question))],
         )
         clips = [
             Clip(goal=goal, frames=frames, goal_picture=extra if len(extra) else None)
@@ -281,7 +296,7 @@ class Routes:
         wanted = min(request.nframes, MAX_VIDEO_FRAMES)
         if request.video_path is not None:
             return read_video(self._media.read(request.video_path), wanted, request.max_pixels)
-        [frames] = read_images([request.frames or []], request.max_pixels)
+        [frames] = self._read_images([request.frames or []], request.max_pixels)
         return spread(frames, wanted)
 
 
@@ -321,6 +336,7 @@ def build_app(
         app.post("/v1/score")(routes.score)
         app.post("/v1/score/batch")(routes.score_batch)
         app.get("/v1/models")(routes.models)
+        app.post("/v1/chat/completions")(routes.complete)
         app.post("/generate")(routes.generate)
         app.post("/score")(routes.score_video)
     if policies:
@@ -468,7 +484,7 @@ def _worded_chat(options: wire.BackendOptions, task: str, frames: Frames) -> Cha
     ]
 
 
-def _read_chat(turns: list[wire.ChatTurn]) -> Chat:
+def _read_chat(turns: list[wire.ChatTurn], max_images: int) -> Chat:
     """Returns the chat in the judges' form, with decoded images.
 
     Raises:
@@ -478,7 +494,8 @@ def _read_chat(turns: list[wire.ChatTurn]) -> Chat:
         [wire.TextPart(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
         for turn in turns
     ]
-    images = iter(read_images([[part.image] for turn in parts for part in turn if isinstance(part, wire.ImagePart)]))
+    shown = [[part.image] for turn in parts for part in turn if isinstance(part, wire.ImagePart)]
+    images = iter(read_images(shown, max_images=max_images))
     return [
         {
             "role": turn.role,

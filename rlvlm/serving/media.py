@@ -21,12 +21,11 @@ from PIL import Image
 
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import Frames
+from rlvlm.serving.config import NUM_IMAGES
 from rlvlm.serving.refusal import Refusal
 from rlvlm.vlms.stills import to_rgb
 from rlvlm.vlms.videos import CorruptVideo, open_video, upright
 
-MAX_IMAGES = 16
-"""Maximum number of images in one request."""
 MAX_PIXELS = 4 * 2**20
 """Maximum pixels of one image, e.g. 2048 x 2048."""
 MAX_REQUEST_PIXELS = 16 * 2**20
@@ -58,12 +57,15 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
-def read_images(groups: Sequence[Sequence[str]], max_pixels: int | None = None) -> list[Frames]:
+def read_images(
+    groups: Sequence[Sequence[str]], max_pixels: int | None = None, *, max_images: int = NUM_IMAGES
+) -> list[Frames]:
     """Decodes the images of a request, in groups; within a group all images have the same size.
 
     Args:
         groups: base64 texts of PNG, JPEG or WebP files, bare or as `data:image/...;base64,` URIs.
         max_pixels: larger images are scaled down, keeping their aspect ratio; None keeps them.
+        max_images: maximum number of images.
 
     Returns:
         One `[L, H, W, 3]` per group; `[0, 0, 0, 3]` for a group without images.
@@ -72,15 +74,15 @@ def read_images(groups: Sequence[Sequence[str]], max_pixels: int | None = None) 
         Refusal: too many, too large, of another type, corrupt, or of several sizes in one group.
     """
     texts = [text for group in groups for text in group]
-    if len(texts) > MAX_IMAGES:
-        raise _refuse("pictures", f"a request has at most {MAX_IMAGES} images, got {len(texts)}")
+    if len(texts) > max_images:
+        raise _refuse("pictures", f"a request has at most {max_images} images here, got {len(texts)}")
     opened = []
     for number, text in enumerate(texts, start=1):  # all headers first: nothing of too large a request is decoded
         try:
             opened.append(_open_image(text))
         except Exception as error:  # any error of Pillow's is the fault of a corrupt file
             raise _refuse("picture", f"image {number} of {len(texts)}: {_reason(error)}") from error
-    # sixteen images, each within its limit, may still be too large together
+    # images, each within its limit, may still be too large together
     total = sum(image.width * image.height for image in opened)
     if total > MAX_REQUEST_PIXELS:
         raise _refuse("pictures", f"all images together have at most {MAX_REQUEST_PIXELS:,} pixels, got {total:,}")

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from rlvlm.core.judging import Label, Status
 from rlvlm.judges.config import check_temperature
 from rlvlm.judges.prompts import MAX_GOAL_CHARS
-from rlvlm.serving.media import MAX_IMAGES
+from rlvlm.serving.config import MAX_IMAGES
 
 MAX_TEXT_CHARS = 16_000
 """Maximum length of a text part of a chat, characters."""
@@ -21,7 +21,10 @@ Picture = Annotated[
         json_schema_extra={"format": "byte"},
     ),
 ]
-Pictures = Annotated[list[Picture], Field(min_length=1, max_length=MAX_IMAGES)]
+Pictures = Annotated[
+    list[Picture],
+    Field(min_length=1, max_length=MAX_IMAGES, description="/v1/models says how many images a request may have here."),
+]
 JudgeName = Annotated[str, StringConstraints(max_length=100)]
 Words = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
 
@@ -174,6 +177,48 @@ class GenerateAnswer(WireModel):
     latency_s: float
 
 
+class ImageUrl(BaseModel):
+    """Image in OpenAI's form; only data: URIs are read, nothing is fetched."""
+
+    url: Picture
+
+
+class ImageUrlPart(BaseModel):
+    """Image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class UserMessage(BaseModel):
+    """Message of a chat completion; only the last of a user is read."""
+
+    role: str
+    content: (
+        Words
+        | Annotated[
+            list[Annotated[TextPart | ImageUrlPart, Field(discriminator="type")]], Field(max_length=2 * MAX_IMAGES + 2)
+        ]
+        | None
+    ) = None
+
+
+class ChatCompletionRequest(BaseModel):
+    """A question to a judge in OpenAI's form. Further fields are allowed; those that ask for another form of answer are
+    refused, and those of sampling are ignored.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, StringConstraints(max_length=200)] = Field(
+        description="NAME#percent, NAME#trend, NAME#grade or NAME#json."
+    )
+    messages: list[UserMessage] = Field(min_length=1, max_length=16)
+    goal: Goal | None = Field(None, description="In place of the text of the last user message.")
+    stream: bool | None = None
+    n: int | None = None
+
+
 class BackendOptions(WireModel):
     """Allowed content of `backend_kwargs`."""
 
@@ -283,10 +328,12 @@ class ModelList(WireModel):
 
 
 class ErrorDetail(WireModel):
-    """Error code for programs, message for people, and the fix."""
+    """OpenAI's fields: code for programs, message for people, type and parameter; and the fix."""
 
     code: str
     message: str
+    type: str
+    param: str | None
     fix: str
 
 

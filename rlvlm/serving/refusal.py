@@ -1,4 +1,4 @@
-"""Error answers: one exception, one body, `{"error": {"code", "message", "fix"}}`."""
+"""Error answers: one exception, one body, `{"error": {"code", "message", "type", "param", "fix"}}`."""
 
 import json
 import math
@@ -30,7 +30,11 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"error": {"code": self.code, "message": str(self), "fix": self.fix}}
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        # OpenAI's fields, which its clients read, and the fix
+        said = {"code": self.code, "message": str(self), "type": kind, "param": None, "fix": self.fix}
+        return {"error": said}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -38,6 +42,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a failure
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="rlvlm"'
+        if self.status == 502:
+            headers["x-should-retry"] = "false"  # read by OpenAI's clients: the judge would say the same again
         if self.status in (429, 503):
             headers["retry-after"] = str(math.ceil(RETRY_AFTER_S))
         return headers

@@ -176,7 +176,7 @@ def test_uploaded_frames_are_thinned_and_made_smaller(edge):
         ("/score", {"media_io_kwargs": {}}, "field"),
         ("/score", {"frames": ["!!!"]}, "picture"),
         ("/score", {"frames": [LIGHT, text(png(1, (8, 8)))]}, "pictures"),
-        ("/score", {"frames": [LIGHT] * 17}, "field"),
+        ("/score", {"frames": [LIGHT] * 17}, "pictures"),
         ("/generate", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5_000}, "max_tokens"),
         ("/generate", {"messages": [{"role": "user", "content": [{"type": "video", "video": "x"}]}]}, "field"),
     ],
@@ -191,7 +191,13 @@ def test_what_breaks_a_rule_is_refused_by_name(edge, path, change, code):
 
 def test_every_error_has_the_one_form(edge):
     for answer in (edge.client.get("/nowhere"), edge.client.delete("/score"), edge.post("/score", [1])):
-        assert set(answer.json()) == {"error"} and set(answer.json()["error"]) == {"code", "message", "fix"}
+        assert set(answer.json()) == {"error"} and set(answer.json()["error"]) == {
+            "code",
+            "message",
+            "type",
+            "param",
+            "fix",
+        }
 
 
 @pytest.mark.slow
@@ -203,6 +209,7 @@ def test_the_pages_describe_every_route_and_load_nothing(edge):
         "/v1/score",
         "/v1/score/batch",
         "/v1/models",
+        "/v1/chat/completions",
         "/generate",
         "/score",
         "/health",
