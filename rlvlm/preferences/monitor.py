@@ -20,7 +20,11 @@ from rlvlm.rewards.config import LabelMonitorConfig
 from rlvlm.rewards.monitor import CONFIDENCE, MIN_EPISODES, Alarm
 
 _PARTS = 5
-"""Parts of the way, by the truth of the nearer side, in each of which labels are counted."""
+"""Parts of the way; labels are counted for each part of the nearer side with each of the farther one."""
+_MIN_LABELS = 10
+"""Number of labels of two such parts below which no conclusion is drawn."""
+_CONFIDENCE = 0.9995
+"""Confidence of the interval of their share of wrong ones, 3.5 standard deviations: there are 15 pairs of parts."""
 _EVALUATIONS = 8
 """Number of newest evaluations whose learned and true returns are compared."""
 _OPPOSED = -0.75
@@ -61,7 +65,7 @@ class LabelMonitor(Stateful):
                 continue
             left, right = record.progress or record.returns
             row = [max(left, right), abs(right - left), float(not record.correct)]
-            if len(self._first) < self._config.window:
+            if len(self._first) < self._config.window // 4:  # before the policy gets where the judge may be wrong
                 self._first.append(row)
             self._recent.append(row)
         self._alarm.check(self._found(), self._config.on_alarm)
@@ -79,7 +83,7 @@ class LabelMonitor(Stateful):
         clear = self._clear(self._recent)
         if len(clear):
             figures[metrics.JUDGE_CLEAR_RIGHT] = float(1 - clear[:, 2].mean())
-        parts = [wrong / count for _, wrong, count in self._parts(clear) if count >= MIN_EPISODES]
+        parts = [wrong / count for _, wrong, count in self._parts(clear) if count >= _MIN_LABELS]
         return figures | ({metrics.JUDGE_WORST_PART: max(parts)} if parts else {})
 
     def _clear(self, rows: Sequence[list[float]] | deque[list[float]]) -> NDArray[np.float64]:
@@ -92,15 +96,19 @@ class LabelMonitor(Stateful):
         return found[found[:, 1] >= self._config.clear_gap * span]
 
     def _parts(self, clear: NDArray[np.float64]) -> Iterator[tuple[str, int, int]]:
-        """Yields name, wrong and all of the clear labels in each part of the way."""
+        """Yields name, wrong and all of the clear labels whose sides lie in each two parts of the way."""
         if not len(clear):
             return
-        low, high = float(clear[:, 0].min()), float(clear[:, 0].max())
-        edges = np.linspace(low, high, _PARTS + 1)
-        place = np.clip(np.searchsorted(edges, clear[:, 0], side="right") - 1, 0, _PARTS - 1)
+        nearer, farther = clear[:, 0], clear[:, 0] - clear[:, 1]
+        edges = np.linspace(farther.min(), nearer.max(), _PARTS + 1)
+        names = [f"{edges[part]:.2f} to {edges[part + 1]:.2f}" for part in range(_PARTS)]
+        high, low = (
+            np.clip(np.searchsorted(edges, side, side="right") - 1, 0, _PARTS - 1) for side in (nearer, farther)
+        )
         for part in range(_PARTS):
-            wrong = clear[place == part, 2]
-            yield f"{edges[part]:.2f} to {edges[part + 1]:.2f}", int(wrong.sum()), len(wrong)
+            for other in range(part + 1):
+                wrong = clear[(high == part) & (low == other), 2]
+                yield f"{names[part]} and {names[other]}", int(wrong.sum()), len(wrong)
 
     def _found(self) -> Iterator[tuple[int, str]]:
         """Yields faults, each as a key of `metrics.JUDGE_ALARMS` and its evidence."""
@@ -113,15 +121,15 @@ class LabelMonitor(Stateful):
                 yield 10, f"of {count} clear labels {count - wrong} are right, which is surely below the bound; {bound}"
         first = self._clear(self._first)
         # before that the newest labels include first ones
-        if len(self._recent) == self._config.window and len(first) >= MIN_EPISODES:
+        if len(self._recent) > 2 * len(self._first) and len(first) >= MIN_EPISODES:
             before = int(first[:, 2].sum()), len(first)
             _, first_high = wilson_interval(*before, CONFIDENCE)
             for name, part_wrong, part_count in self._parts(clear):
-                if part_count < MIN_EPISODES:
+                if part_count < _MIN_LABELS:
                     continue
-                low, _ = wilson_interval(part_wrong, part_count, CONFIDENCE)
+                low, _ = wilson_interval(part_wrong, part_count, _CONFIDENCE)
                 if low > max(first_high, self._config.max_wrong):
-                    what = f"of {part_count} clear labels whose nearer side is at {name} {part_wrong} are wrong"
+                    what = f"of {part_count} clear labels between sides at {name} {part_wrong} are wrong"
                     yield 9, f"{what}, of {before[1]} first ones {before[0]}: it likes something better than the goal"
         if len(self._evaluations) == _EVALUATIONS:
             learned, true = np.array(self._evaluations).T

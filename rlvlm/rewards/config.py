@@ -66,11 +66,12 @@ class LabelMonitorConfig:
     """Monitoring of a teacher of comparisons against the simulator's truth, which never reaches the policy."""
 
     window: int = 400
-    """Number of decided labels behind the newest figures; as many first ones are the baseline."""
+    """Number of decided labels behind the newest figures; a quarter as many first ones are the baseline."""
     clear_gap: float = 0.1
     """Difference in truth between the sides of a clear label, as a share of the range of the newest, in (0, 1)."""
     max_wrong: float = 0.1
-    """Share of clear labels, in [0, 1], that may be wrong in any fifth of the way, even if fewer were at first."""
+    """Share of clear labels, in [0, 1], that may be wrong between any two fifths of the way, even if fewer were at
+    first."""
     min_accuracy: float = 0.65
     """Share of clear labels that are right, in [0, 1], below which they surely lie for an alarm without a rise."""
     on_alarm: Literal["warn", "stop"] = "warn"
