@@ -152,7 +152,8 @@ JUDGE_KEPT_BACKWARDS, JUDGE_KEPT_OTHER_GOAL, JUDGE_KEPT_ROBOT_ALONE = JUDGE_KEPT
 """Shares of the best-scored episodes that keep half of their lead over their start if shown backwards, with another
 goal of the run, or with the robot's movement alone."""
 JUDGE_START_SCORE = "judge/start_score"
-"""Mean score of those episodes' first moment alone."""
+JUDGE_ROBOT_ALONE_SCORE = "judge/robot_alone_score"
+"""Mean scores of those episodes' first moment alone, and of the robot's movement alone."""
 JUDGE_ABOVE_KNOWN = "judge/above_known_successes"
 """Probability that a new episode scores above a success that was known before the run."""
 JUDGE_CLEAR_RIGHT = "judge/clear_labels_right"

@@ -50,6 +50,8 @@ _TILES = {
     "calibration error": metrics.JUDGE_CALIBRATION,
     "shown backwards": metrics.JUDGE_BACKWARDS_SCORE,
     "with another goal": metrics.JUDGE_OTHER_GOAL_SCORE,
+    "the robot's movement alone": metrics.JUDGE_ROBOT_ALONE_SCORE,
+    "the first moment alone": metrics.JUDGE_START_SCORE,
 }
 _PNG = "data:image/png;base64,"
 

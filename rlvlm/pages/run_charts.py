@@ -142,10 +142,8 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
     `metrics.jsonl` with a judge's figures.
     """
     steps = np.array([row[metrics.ENV_STEPS] for row in rows]) / 1_000
-    figure = titled(10, 7.5, title)
-    panels = figure.subplots(3, 1, sharex=True)
     lines = (
-        ("The judge against the truth, newest episodes", {
+        ("The judge's scores of the newest episodes", {
             "mean score": (metrics.JUDGE_SCORE, ACCENT),
             "true success": (metrics.JUDGE_TRUE_SUCCESS, OUTCOMES["correct"]),
         }),
@@ -159,9 +157,19 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
             "as it was": (metrics.JUDGE_CONTROL_SCORE, OUTCOMES["correct"]),
             "backwards": (metrics.JUDGE_BACKWARDS_SCORE, OUTCOMES["incorrect"]),
             "with another goal": (metrics.JUDGE_OTHER_GOAL_SCORE, OUTCOMES["invalid"]),
+            "the robot's movement alone": (metrics.JUDGE_ROBOT_ALONE_SCORE, ACCENT),
+            "its first moment alone": (metrics.JUDGE_START_SCORE, INK),
         }),
     )  # fmt: skip
-    for axes, (heading, wanted) in zip(panels, lines, strict=True):
+    # without truth, or without controls, there is nothing to draw of them
+    shown = [
+        (heading, known)
+        for heading, wanted in lines
+        if (known := {label: line for label, line in wanted.items() if any(line[0] in row for row in rows)})
+    ]
+    figure = titled(10, 2.5 * len(shown), title)
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (heading, wanted) in zip(panels, shown, strict=True):
         for label, (name, colour) in wanted.items():
             values = np.array([row.get(name, np.nan) for row in rows])
             known = np.isfinite(values)  # controls are only asked now and then, and a line needs neighbours

@@ -221,11 +221,12 @@ class JudgeMonitor(Stateful):
             before, now, _ = np.array(self._again).T
             figures[metrics.JUDGE_KNOWN_SHIFT] = float((now - before).mean())
         if self._controls:
-            straight, turned, other, unmoved, *_ = np.array(self._controls).mean(0).tolist()
+            straight, turned, other, unmoved, _, alone = np.array(self._controls).mean(0).tolist()
             figures[metrics.JUDGE_CONTROL_SCORE] = straight
             figures[metrics.JUDGE_BACKWARDS_SCORE] = turned
             figures[metrics.JUDGE_OTHER_GOAL_SCORE] = other
             figures[metrics.JUDGE_START_SCORE] = unmoved
+            figures[metrics.JUDGE_ROBOT_ALONE_SCORE] = alone  # NaN, and so left out, where nothing tells it apart
             for name, (hits, count) in zip(metrics.JUDGE_KEPT, self._kept_controls(), strict=True):
                 figures |= {name: hits / count} if count else {}
         return {name: value for name, value in figures.items() if np.isfinite(value)}
