@@ -159,7 +159,7 @@ def line_items(env: Env[Any, Any], count: int, seed: int) -> list[Item]:
     found: list[Item] = []
     first = _first(env, seed) + 2_000
     for track in range(count):  # a short way gives few states
-        episode = _walk(env, first + track) if sum(item.kind == "video" for item in found) < count else None
+        episode = walk(env, first + track, Style()) if sum(item.kind == "video" for item in found) < count else None
         if episode is None:
             break
         if not episode.is_success:
@@ -201,13 +201,13 @@ def _worth(episode: Episode, moment: int) -> float:
     return 1.0 if episode.successes[moment] else float(episode.progress[moment])
 
 
-def _walk(env: Env[Any, Any], start: int) -> Episode | None:
+def walk(env: Env[Any, Any], start: int, style: Style) -> Episode | None:
     """Returns the script's episode step by step, also in chunks, continued beyond its success by its last motion; None
     if there is no script.
     """
     slot = Slot(env)
     slot.begin(start)
-    choose = player_of(env, start, Style())
+    choose = player_of(env, start, style)
     steps: list[Any] = []
     beyond = 0
     while not slot.is_over:

@@ -1,6 +1,7 @@
 """Runs one judge on one suite: makes the items task by task, asks, and summarises the answers in figures."""
 
 import logging
+import math
 import resource
 import sys
 import time
@@ -9,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlvlm.core.errors import JudgeUnavailable, UsageError, first_line
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, UsageError, first_line
 from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.recordings import Recordings
@@ -22,6 +23,7 @@ from rlvlm.judge_bench.figures import cost_figures, pooled, teacher_table
 from rlvlm.judge_bench.frozen import frozen_items, frozen_rows
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.published import published_figures
+from rlvlm.judge_bench.rehearsal.rehearse import Kind, Rehearsal, rehearse
 from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording, questions_of_person
 from rlvlm.judge_bench.task_items import make_items, recorded_items
@@ -46,6 +48,8 @@ class Measured:
     seed: int
     made: dict[str, TaskItems] = field(default_factory=dict)
     answers: dict[str, list[Answer]] = field(default_factory=dict)
+    rehearsals: dict[str, list[Rehearsal]] = field(default_factory=dict)
+    """Rehearsals of each task, one for each kind of question."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Tasks without answers, and the reason."""
     items_s: float = 0.0
@@ -125,6 +129,10 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
             found.left_out[task], found.is_whole = first_line(error), False
             logger.warning("%s: %s", task, found.left_out[task])
         on_task(made, answers)
+        if suite.rehearse and found.is_whole and suite.frozen is None and not is_recording(name):
+            found.rehearsals[task] = rehearse_task(
+                suite, task, judge, config, num_frames, seed, answers, log, is_stopped
+            )
         found.made[task] = made.closed()  # fifty open envs would fill the memory
         log(f"{place} of {len(suite.tasks)}  {task}: {len(answers)} answers in {time.perf_counter() - began:.1f} s")
         if is_stopped():
@@ -134,6 +142,44 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
             f"nothing of {suite.name} can be asked: {'; '.join(f'{t}: {why}' for t, why in found.left_out.items())}",
             "give the env progress or a method scripted_action (docs/tasks.md), or play by a policy: --player RUN",
         )
+    return found
+
+
+def rehearse_task(  # noqa: PLR0913 - what a rehearsal is made of
+    suite: Suite,
+    task: str,
+    judge: Judge | Reference,
+    config: JudgeConfig,
+    num_frames: int,
+    seed: int,
+    answers: Sequence[Answer],
+    log: Log,
+    is_stopped: Callable[[], bool],
+) -> list[Rehearsal]:
+    """Returns the rehearsals of a task, of each kind of question to which a judge gave `answers`; empty where the env
+    gives no states, which is logged.
+    """
+    found = []
+    env = replace(task_env(task).for_model(config.ships_weights), draw_path=suite.draw_path)
+    kinds: dict[Kind, bool] = {
+        "scores": any(math.isfinite(answer.value) for answer in answers) and config.score != "utility",
+        "pairs": any(answer.label for answer in answers),
+    }
+    for kind in (kind for kind, is_answered in kinds.items() if is_answered):
+        if is_stopped():
+            break
+        try:
+            rehearsal = rehearse(
+                judge, task, env, suite.rehearse, kind=kind, name=judge.stamp.judge, size_px=config.image_px,
+                num_frames=num_frames, seed=seed, goal=suite.goal, is_stopped=is_stopped,
+            )  # fmt: skip
+        except (UnsupportedQuestion, JudgeUnavailable) as error:
+            log(f"{task}: no rehearsal of {kind}: {first_line(error)}")
+            continue
+        log(
+            f"{task}: rehearsal of {kind}, {rehearsal.questions} questions in {rehearsal.seconds:.0f} s: {rehearsal.verdict}"
+        )
+        found.append(rehearsal)
     return found
 
 
@@ -233,11 +279,13 @@ def summarise(found: Measured) -> dict[str, Any]:
     Returns:
         `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: over all tasks: `pairs`, `scores`,
         `published` (definitions of other benches), `cost`. `tasks`: pairs, scores and faults of each. `faults`: over
-        all tasks. `remedies`: ways of asking for labels, the cheapest first. `teacher`: tables by task, and over all.
+        all tasks. `rehearsals`: of each task, if there were any. `remedies`: ways of asking for labels, the cheapest first. `teacher`: tables by task, and over all.
         `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
     graded = {task: grade(*found.rows([task]), found.num_frames) for task in found.answers}
+    for task, rehearsals in found.rehearsals.items():
+        graded[task].faults.extend(rehearsal.fault for rehearsal in rehearsals if rehearsal.fault)
     # in KiB on Linux, in bytes on macOS
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1_024)
     items, answers = found.rows()
@@ -267,6 +315,7 @@ def summarise(found: Measured) -> dict[str, Any]:
         "tasks": {task: asdict(own) for task, own in graded.items()},
         "faults": [asdict(fault) for fault in _all_faults(together, graded)],
         "remedies": [asdict(way) for way in remedies(items, answers)],
+        "rehearsals": {task: [each.row() for each in own] for task, own in found.rehearsals.items()},
         "teacher": {"all": pooled(tables)} | tables,
         "manifest": {task: {"digest": made.digest, "looks": made.looks} for task, made in found.made.items()},
     }

@@ -39,6 +39,8 @@ class Suite:
     """Attempts of each kind: episodes that a policy can play and scripts do not (`attempts.ATTEMPTS`)."""
     line: int = 0
     """States along lines to the goal and beyond it, about."""
+    rehearse: int = 0
+    """Questions of the rehearsal of each task and kind of question; 0 for none."""
     start: Player | None = None
     """Policy that a run starts from, for the attempts; None plays at random."""
     success: SuccessRule | None = None

@@ -167,7 +167,7 @@ def _sized(suite: Suite, options: BenchOptions | FreezeOptions) -> Suite:
     if options.episodes is not None:
         suite = replace(suite, episodes=options.episodes, videos=options.episodes // 3)
     if isinstance(options, BenchOptions) and options.rehearse:
-        suite = replace(suite, attempts=ATTEMPTS_ASKED, line=LINE_ASKED)
+        suite = replace(suite, attempts=ATTEMPTS_ASKED, line=LINE_ASKED, rehearse=options.rehearse)
     return suite
 
 
