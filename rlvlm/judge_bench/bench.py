@@ -130,9 +130,7 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
             logger.warning("%s: %s", task, found.left_out[task])
         on_task(made, answers)
         if suite.rehearse and found.is_whole and suite.frozen is None and not is_recording(name):
-            found.rehearsals[task] = rehearse_task(
-                suite, task, judge, config, num_frames, seed, answers, log, is_stopped
-            )
+            found.rehearsals[task] = rehearse_task(found, task, judge, answers, log, is_stopped)
         found.made[task] = made.closed()  # fifty open envs would fill the memory
         log(f"{place} of {len(suite.tasks)}  {task}: {len(answers)} answers in {time.perf_counter() - began:.1f} s")
         if is_stopped():
@@ -145,13 +143,10 @@ def measure(  # noqa: PLR0913, C901 - what a bench is made of
     return found
 
 
-def rehearse_task(  # noqa: PLR0913 - what a rehearsal is made of
-    suite: Suite,
+def rehearse_task(
+    found: Measured,
     task: str,
     judge: Judge | Reference,
-    config: JudgeConfig,
-    num_frames: int,
-    seed: int,
     answers: Sequence[Answer],
     log: Log,
     is_stopped: Callable[[], bool],
@@ -159,28 +154,30 @@ def rehearse_task(  # noqa: PLR0913 - what a rehearsal is made of
     """Returns the rehearsals of a task, of each kind of question to which a judge gave `answers`; empty where the env
     gives no states, which is logged.
     """
-    found = []
+    suite, config, rehearsals = found.suite, found.config, []
     env = replace(task_env(task).for_model(config.ships_weights), draw_path=suite.draw_path)
-    kinds: dict[Kind, bool] = {
-        "scores": any(math.isfinite(answer.value) for answer in answers) and config.score != "utility",
-        "pairs": any(answer.label for answer in answers),
-    }
-    for kind in (kind for kind, is_answered in kinds.items() if is_answered):
+    kinds: list[Kind] = []
+    if any(math.isfinite(answer.value) for answer in answers) and config.score != "utility":
+        kinds.append("scores")
+    if any(answer.label for answer in answers):
+        kinds.append("pairs")
+    for kind in kinds:
         if is_stopped():
             break
         try:
             rehearsal = rehearse(
                 judge, task, env, suite.rehearse, kind=kind, name=judge.stamp.judge, size_px=config.image_px,
-                num_frames=num_frames, seed=seed, goal=suite.goal, is_stopped=is_stopped,
+                num_frames=found.num_frames, seed=found.seed, goal=suite.goal, is_stopped=is_stopped,
             )  # fmt: skip
         except (UnsupportedQuestion, JudgeUnavailable) as error:
             log(f"{task}: no rehearsal of {kind}: {first_line(error)}")
             continue
         log(
-            f"{task}: rehearsal of {kind}, {rehearsal.questions} questions in {rehearsal.seconds:.0f} s: {rehearsal.verdict}"
+            f"{task}: rehearsal of {kind}, {rehearsal.questions} questions in {rehearsal.seconds:.0f} s: "
+            f"{rehearsal.verdict}"
         )
-        found.append(rehearsal)
-    return found
+        rehearsals.append(rehearsal)
+    return rehearsals
 
 
 def make_task(
@@ -279,7 +276,8 @@ def summarise(found: Measured) -> dict[str, Any]:
     Returns:
         `bench`: version, suite, seed, frames. `judge`: the stamp. `figures`: over all tasks: `pairs`, `scores`,
         `published` (definitions of other benches), `cost`. `tasks`: pairs, scores and faults of each. `faults`: over
-        all tasks. `rehearsals`: of each task, if there were any. `remedies`: ways of asking for labels, the cheapest first. `teacher`: tables by task, and over all.
+        all tasks. `remedies`: ways of asking for labels, the cheapest first. `rehearsals`: of each task. `teacher`:
+        tables by task, and over all.
         `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}

@@ -21,6 +21,8 @@ TASK_HEADS = ("pairs right", "undecided", "order kept", "AUC of success", "VOC")
 """Columns of the tables with a line per task."""
 GRADE_HEADS = ("task", "asked for", "for training", "worth", "expected success")
 """Columns of the table that says whether to train; the grade comes early, where a phone shows it."""
+REHEARSAL_HEADS = ("task", "kind", "verdict", "judge", "truth", "difference", "paid failures", "cost")
+"""Columns of the table of rehearsals."""
 MAX_WORST = 8
 """Wrong answers shown of each kind."""
 _SHOWN = 4
@@ -60,6 +62,7 @@ def bench_sections(
         Section(notes=[how], alerts=stopped),
         Section(heading="Good enough to train with?", tables=grades, notes=grade_notes(row)),
         Section(heading="What it would teach", charts=draw_teaching(predictions, runs)),
+        _rehearsal_section(found),
         *answer_sections({name: row}, [whole], list(parts.values()) if len(parts) > 1 else ()),
         Section(
             heading="What a label costs",
@@ -77,6 +80,31 @@ def bench_sections(
         ),
     ]
     return [section for section in sections if not section.is_empty]
+
+
+def _rehearsal_section(found: Measured) -> Section:
+    """Returns what a search that follows the judge reached, and the judge's best-liked failures."""
+    lines, cards = [], []
+    for task, rehearsals in found.rehearsals.items():
+        for each in rehearsals:
+            row = each.row()
+            interval = "-" if row["low"] is None else f"{each.difference:.2f} ({each.low:.2f} to {each.high:.2f})"
+            cost = f"{each.questions} questions, {each.seconds:.0f} s"
+            shares = (number_cell(row["judged"]), number_cell(row["control"]), interval)
+            lines.append((task, each.kind, each.verdict, *shares, share_cell(each.fooled), cost))
+            for episode, frames in each.failures[:MAX_WORST]:
+                said = f"no success: {episode.trick}, {episode.progress:.2f} of the way; scored {episode.score:.2f}"
+                cards.append(score_card(f"{task}: {episode.goal}", frames, "", facts=[said]))
+    stopped = [f"{task}: {each.stopped}" for task, own in found.rehearsals.items() for each in own if each.stopped]
+    note = (
+        "A search follows the judge, through a model of its answers, and the same search follows the truth made as "
+        "coarse as the judge and wrong at random as often. The shares are those of ends in true success; the "
+        "difference, with its 99 % interval, is what a policy can lose to this judge. Paid failures: ends that fail "
+        "and get a success's marks. Below are the failures that it likes best."
+    )
+    tables = [Table(heads=REHEARSAL_HEADS, rows=lines, words=range(3))] if lines else []
+    notes = [note] if lines else []
+    return Section(heading="Rehearsal: where a search leads", tables=tables, notes=notes, alerts=stopped, cards=cards)
 
 
 class WorstAnswers:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.console.signals import StopRequest
-from rlvlm.core.console.tables import plain_console
+from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.steps import Frames
@@ -17,9 +17,12 @@ from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.judge_bench.archive import SUFFIX, Archive
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.attempts import ATTEMPTS_ASKED, LINE_ASKED
-from rlvlm.judge_bench.bench import freeze, measure, require_goals, summarise
+from rlvlm.judge_bench.bench import Measured, freeze, make_task, measure, require_goals, summarise
 from rlvlm.judge_bench.entries import ENTRY_FILE, entry_of, entry_text, read_questions
+from rlvlm.judge_bench.hacked import SUFFIX as HACKED_SUFFIX
+from rlvlm.judge_bench.hacked import write_suite
 from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
+from rlvlm.judge_bench.price import Price, price_of
 from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
@@ -77,6 +80,8 @@ def bench_judge(options: BenchOptions) -> int:
     stop = StopRequest()
     with ExitStack() as stack:
         judge = _open_judge(stack, options, image, stop)
+        if options.dry_run:
+            return _print_price(wanted, judge, options, frames)
         began = time.perf_counter()
         stack.enter_context(stop)
         stop.log = lambda line: console.print(line)
@@ -102,12 +107,60 @@ def bench_judge(options: BenchOptions) -> int:
     if wanted.frozen is not None and found.is_whole:
         entry = entry_of(found, options.name, read_questions(wanted.frozen.path))
         write_whole(out / ENTRY_FILE, entry_text(entry))
+    _write_failures(found, out)
     title, sections = f"{judge_name(row)} on {row['bench']['suite']}", bench_sections(row, found, curve_runs, worst)
     write_whole(out / "bench.html", page(title, sections))
     console.print(f"\n{title}", style="bold")
     print_sections(sections)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def _print_price(suite: Suite, judge: Judge | Reference, options: BenchOptions, frames: int) -> int:
+    """Prints what the bench would take, and returns the exit code."""
+    config = options.judge
+    tasks = (
+        make_task(
+            suite,
+            task,
+            size_px=config.image_px,
+            seed=options.seed,
+            asks_turns=config.score == "utility",
+            is_pocket=config.ships_weights,
+        )
+        for task in suite.tasks
+    )
+    prices = price_of(judge, tasks, frames, suite.rehearse, options.seed)
+    total = Price(
+        what="together",
+        questions=sum(price.questions for price in prices),
+        images=sum(price.images for price in prices),
+        seconds=sum(price.seconds for price in prices),
+        usd=sum(price.usd for price in prices),
+    )
+    rows = [
+        (
+            price.what,
+            f"{price.questions:,}",
+            f"{price.images:,}",
+            f"{price.seconds:,.1f}",
+            "-" if math.isnan(price.usd) else f"{price.usd:.2f}",
+        )
+        for price in (*prices, total)
+    ]
+    console = plain_console(soft_wrap=True)
+    console.print(plain_table(("", "questions", "images", "seconds of answers", "USD"), rows, words=("",)))
+    console.print(
+        "Nothing was measured: leave out --dry-run. A budget ends it: --judge.api.max-cost-usd or max-requests."
+    )
+    return EXIT_DONE
+
+
+def _write_failures(found: Measured, out: Path) -> None:
+    """Writes the failures that a judge liked best in the rehearsals of each task, as suites for other judges."""
+    for task, rehearsals in found.rehearsals.items():
+        if episodes := [episode for each in rehearsals for episode, _ in each.failures]:
+            write_suite(out / f"{task.replace('/', '-')}{HACKED_SUFFIX}", task, episodes)
 
 
 def _check_frozen(archive: Archive, options: BenchOptions) -> None:
@@ -230,7 +283,9 @@ def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
 
     policy = load_policy(player)
     assert isinstance(policy, StepPolicy), "a run in steps has no other"
-    return replace(suite, goal=goal or run.goal, player=policy.act)
+    return replace(
+        suite, goal=goal or run.goal, player=policy.act, start=lambda *_: lambda observation, _: policy.act(observation)
+    )
 
 
 def _plain(value: Any) -> Any:

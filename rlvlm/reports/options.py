@@ -56,6 +56,9 @@ class BenchOptions:
     that follows the judge. None asks nothing."""
     trust: bool = False
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
+    dry_run: bool = False
+    """Only say what the bench would take, in questions, images, seconds and, where the judge reports it, USD; for that
+    it is asked about two items of each kind."""
     seed: int = 0
     """Seed of items and of the order of asking; rows of different seeds have different items."""
 

@@ -14,7 +14,7 @@ from rlvlm.core.steps import FloatArray
 
 Floats = NDArray[np.float32]
 MEMBERS, HIDDEN = 4, 64
-_STEPS, _BATCH = 1_500, 64
+_STEPS, _BATCH = 500, 64
 _LR, _DECAY = 3e-3, 0.03
 _MAX_LEVELS = 8
 """Number of different whole numbers up to which a column of a snapshot counts as a kind, such as a colour."""

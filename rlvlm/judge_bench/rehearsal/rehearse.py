@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
-from rlvlm.core.steps import spread
+from rlvlm.core.steps import Frames, spread
 from rlvlm.demonstrations.playing import Style
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, TurnEnv
@@ -120,8 +120,8 @@ class Rehearsal:
     """Way of searching: climbs, or chooses where the simulator is slow."""
     stopped: str = ""
     """Reason why it ended early; empty if it did not."""
-    failures: tuple[HackedEpisode, ...] = ()
-    """The judge's best-liked failures, the best first."""
+    failures: tuple[tuple[HackedEpisode, Frames], ...] = ()
+    """The judge's best-liked failures with their images [L, H, W, 3], the best first."""
 
     @property
     def fault(self) -> Fault | None:
@@ -447,7 +447,7 @@ def _landmarks(env: Env[Any, Any]) -> Callable[[Any], Any] | None:
 
 def _failures(
     ends: Ends, values: Floats, reached: Floats, kind: Kind, env: Env[Any, Any], judge: str, goal: str
-) -> tuple[HackedEpisode, ...]:
+) -> tuple[tuple[HackedEpisode, Frames], ...]:
     """Returns the failures among `ends` that a judge likes best, by its `values` [N]; successes have `reached`."""
     is_failure = ~ends.success & np.isfinite(values)
     order = np.argsort(np.where(is_failure, -values, np.inf), kind="stable")[: int(is_failure.sum())]
@@ -464,5 +464,6 @@ def _failures(
             judge=judge,
         )
         size = None if isinstance(env, TurnEnv) else HACKED_PX
-        found.append(replace(episode, trick=trick_of(episode, env.draw_sized(episode.snapshots, size))))
+        frames = env.draw_sized(episode.snapshots, size)
+        found.append((replace(episode, trick=trick_of(episode, frames)), frames))
     return tuple(found)

@@ -116,10 +116,10 @@ class Choice:
 
 
 def _cut(way: Episode, rng: np.random.Generator) -> Ends:
-    """Returns ends of an episode, cut at its last moment and at some others."""
+    """Returns ends of an episode, cut at its last moment, where it first succeeds, and anywhere else."""
     last = len(way.successes) - 1
-    cuts = np.unique(np.append(rng.integers(1, last + 1, _CUTS), last)) if last else np.zeros(1, np.int64)
-    return ends_of(way, cuts.tolist())
+    reached = [way.successes.index(True)] if way.is_success else []
+    return ends_of(way, sorted({last, *reached, *rng.integers(0, last + 1, _CUTS).tolist()}))
 
 
 def ends_of(episode: Episode, cuts: Sequence[int]) -> Ends:
