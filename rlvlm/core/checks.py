@@ -4,6 +4,8 @@
 empty for settings outside of sections.
 """
 
+from rlvlm.core.errors import UsageError
+
 # every rule is written so that NaN, which compares false with everything, is refused too
 
 
@@ -46,3 +48,12 @@ def _place(section: str, name: str) -> str:
     if section == "--":
         return f"--{name.replace('_', '-')}"
     return f"{section}.{name}" if section else name
+
+
+def check_asserts() -> None:
+    """Raises UsageError if Python leaves out `assert`, of which contract checks consist: they would pass anything."""
+    if not __debug__:
+        raise UsageError(
+            "this Python leaves out the assert statements of which the contract check consists (-O, PYTHONOPTIMIZE)",
+            "start it without -O, and unset PYTHONOPTIMIZE",
+        )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from rlvlm.core.checks import check_asserts
 from rlvlm.core.episodes import Observations, Turn
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
@@ -37,6 +38,7 @@ def check_form(env: Any) -> None:
     Raises:
         AssertionError: says what is missing.
     """
+    check_asserts()
     kind = next(kind for kind in _OBSERVED if isinstance(env, kind))
     if isinstance(env, ChunkEnv):
         shapes = (np.shape(env.action_low), np.shape(env.action_high), np.shape(env.scaled_actions))
@@ -66,6 +68,7 @@ def check_step_env(env: StepEnv, twin: StepEnv, different: FloatArray) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
+    check_asserts()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about bounds that some stock envs leave infinite
         try:
@@ -98,6 +101,7 @@ def check_turn_env(env: TurnEnv, twin: TurnEnv) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
+    check_asserts()
     assert env.goal and env.action_names, "an env has a goal phrase and names for its actions"
     folded = {name.strip().casefold() for name in env.action_names}
     assert len(folded) == len(env.action_names), "the names of actions differ in more than case and spaces"
@@ -135,6 +139,7 @@ def check_chunk_env(env: ChunkEnv, twin: ChunkEnv, num_chunks: int = 6) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
+    check_asserts()
     answers = _play(env, num_chunks, seed=0, start=3)
     for answer in answers:
         _check_chunk(env, answer)

@@ -55,8 +55,9 @@ def _printable(path: Path) -> Mapping[str, Any]:
     row = read_row(path)
     try:
         shown = cells(row), task_lines(row), judge_name(row), differences(row, row), f"{row['bench']['suite']}"
-        assert shown and all(isinstance(fault["name"], str) for fault in row["faults"])
-    except (AssertionError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        if not (shown and all(isinstance(fault["name"], str) for fault in row["faults"])):
+            raise TypeError("a fault has no name")
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise UsageError(
             f"{path} is not a row of judge-bench: {error!r}", "make one with `rlvlm judge-bench`"
         ) from error

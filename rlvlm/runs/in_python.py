@@ -1,4 +1,4 @@
-"""A run from Python: its policy as an object, its learned reward as a function of images.
+"""A run from Python: its policy as an object, its learned reward as a function.
 
 These are the public functions of docs/python.md. A loaded policy needs neither Ray nor the judge, and its `act` returns
 what the `step` of the run's env takes, so that an episode is a simple loop.
@@ -6,7 +6,6 @@ what the `step` of the run's env takes, so that an episode is a simple loop.
 
 import hashlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,8 @@ from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vla.policy import Sampling, VLAPolicy
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
-from rlvlm.preferences.networks import reward_input
+from rlvlm.preferences.dataset import Steps
+from rlvlm.preferences.networks import StateInput, reward_input
 from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.runs.checkpoints import newest_sound
 from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, find_folder
@@ -36,22 +36,22 @@ from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
 logger = logging.getLogger(__name__)
 
 
-def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames], FloatArray]:
-    """Returns the reward learned by a run, from its newest intact checkpoint: images [N, H, W, 3] to rewards [N].
+def learned_reward(run: RunFolder, *, trust: bool = False) -> "ImageReward | StateReward":
+    """Returns the reward learned by a run, from its newest intact checkpoint, as a function of what it reads: images,
+    or states and actions with `--reward.model state`; its `reads` says which.
 
     Args:
         run: result of `train` or `find_folder`.
         trust: see `load_policy`.
 
     Raises:
-        UsageError: the run has learned no reward of images, or has no checkpoint yet; or it refers to code that is not
-            trusted.
+        UsageError: the run has learned no reward, or has no checkpoint yet; or it refers to code that is not trusted.
         CorruptCheckpoint: all checkpoints are corrupt.
     """
     check_trust([run.path], trust=trust)
     config = run.config()
-    if not isinstance(config, StepsRun) or not config.learns_reward or config.reward.model == "state":
-        raise UsageError(f"{run.path} has learned no reward of images", "use a run with --reward.model image")
+    if not isinstance(config, StepsRun) or not config.learns_reward:
+        raise UsageError(f"{run.path} has learned no reward", "use a run with --reward.source preference or score")
     checkpoint = newest_sound(run.checkpoints.newest_first())
     if checkpoint is None:
         raise UsageError(f"{run.path} has no checkpoint yet", f"let it continue: {run.resume_command}")
@@ -61,16 +61,52 @@ def learned_reward(run: RunFolder, *, trust: bool = False) -> Callable[[Frames],
     inputs = reward_input(env, FrameStore(env, size_px, 1), reward, model_config)
     model = RewardModel(inputs, model_config, seed=0)
     model.set_state(load_tree(checkpoint.algorithm)["schedule"]["loop"]["model"])
+    if isinstance(inputs, StateInput):
+        return StateReward(model, env.observation_space.shape[0], env.action_space.shape[0])
+    return ImageReward(model, size_px)
 
-    def rewards(images: Frames) -> FloatArray:
-        sized = [np.asarray(Image.fromarray(image).resize((size_px, size_px))) for image in images]
+
+class ImageReward:
+    """A learned reward of images."""
+
+    reads = "images [N, H, W, 3] uint8, after the step"
+    """Arguments of the function, in words."""
+
+    def __init__(self, model: RewardModel, size_px: int) -> None:
+        self._model, self._size_px = model, size_px
+
+    def __call__(self, images: Frames) -> FloatArray:
+        """Returns rewards [N] of `images` [N, H, W, 3], which are scaled to the size that the network reads."""
+        size = (self._size_px, self._size_px)
+        rows = torch.from_numpy(np.stack([np.asarray(Image.fromarray(image).resize(size)) for image in images]))
         with torch.no_grad():
-            rows = torch.from_numpy(np.stack(sized))
-            return model.agent_rewards(
-                torch.stack([member(rows) for member in model.ensemble.members]).mean(dim=0).numpy()
-            )
+            members = torch.stack([member(rows) for member in self._model.ensemble.members])
+        return self._model.agent_rewards(members.mean(dim=0).numpy())
 
-    return rewards
+
+class StateReward:
+    """A learned reward of states and actions."""
+
+    def __init__(self, model: RewardModel, obs_size: int, action_size: int) -> None:
+        self._model, self._sizes = model, (obs_size, action_size)
+        self.reads = f"observations [N, {obs_size}] after the step, and the actions [N, {action_size}] that led to them"
+        """Arguments of the function, in words; both as the run's env gives and takes them."""
+
+    def __call__(self, next_obs: FloatArray, actions: FloatArray) -> FloatArray:
+        """Returns rewards [N] of `next_obs` [N, D] and `actions` [N, A] in [-1, 1].
+
+        Raises:
+            ValueError: one has another shape.
+        """
+        rows = [np.asarray(given, np.float32) for given in (next_obs, actions)]
+        shapes = [given.shape for given in rows]
+        if shapes != [(len(rows[0]), size) for size in self._sizes]:
+            got = " and ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"this reward reads {self.reads}, got {got}")
+        nothing = np.empty((len(rows[0]), 0), np.float32)
+        return self._model.agent_rewards(
+            self._model.ensemble.rewards(Steps(next_obs=rows[0], actions=rows[1], snapshots=nothing))
+        )
 
 
 class StepPolicy:

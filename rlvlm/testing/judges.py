@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlvlm.core.checks import check_asserts
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.judge import Judge
 
@@ -56,6 +57,7 @@ def check_judge(judge: Judge, size_px: int = 32) -> None:
     Raises:
         AssertionError: says which promise is broken.
     """
+    check_asserts()
     rng = np.random.default_rng(0)
     clips = [rng.integers(0, 256, (length, size_px, size_px, 3), np.uint8) for length in (1, 1, 1, 1, 1, 2, 3)]
     queries = [Query(goal="open the drawer", left=clips[i], right=clips[i - 1]) for i in range(len(clips))]

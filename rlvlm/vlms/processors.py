@@ -20,6 +20,14 @@ _TILES = ("do_image_splitting", "max_image_size")
 """Settings of an image processor that cuts an image into tiles, which its chat names by row and column."""
 
 
+def adds_begin(tokenizer: Any, chat: str) -> bool:
+    """Returns whether the tokenizer must add its begin token to a rendered chat: Llama's adds <s>, which LLaVA's chat
+    template relies on but Gemma's writes itself. Tokenizers without one, such as Qwen's, add nothing.
+    """
+    begin = tokenizer.bos_token
+    return not (begin and chat.startswith(begin))
+
+
 class PillowProcessor:
     """Processor of a Qwen-VL or an InternVL, assembled from Pillow images, tokenizer and chat template, without
     torchvision.
@@ -110,16 +118,13 @@ class AutoProcessorAdapter:
     def __call__(self, text: Sequence[str], images: Sequence[Images]) -> dict[str, torch.Tensor]:
         """Returns left-padded inputs [B, N] for `text`, each with its images in order."""
         has_images = any(len(shown) > 0 for shown in images)
-        # Llama's tokenizer adds <s>, which LLaVA's chat template relies on but Gemma's writes itself.
-        begin = self.tokenizer.bos_token
-        is_begun = bool(begin) and all(chat.startswith(begin) for chat in text)
         return dict(
             self._processor(
                 text=list(text),
                 images=[list(shown) for shown in images] if has_images else None,
                 padding=True,
                 padding_side="left",
-                add_special_tokens=not is_begun,
+                add_special_tokens=any(adds_begin(self.tokenizer, chat) for chat in text),
                 return_tensors="pt",
             )
         )

@@ -23,6 +23,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDe
 from rlvlm.core.disk import replace_folder
 from rlvlm.vlms.chats import Chat
 from rlvlm.vlms.images import process
+from rlvlm.vlms.processors import adds_begin
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class DialogueBuilder:
             prompt = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
             # as the processor does, without loading one: all images have one size here
             prompt = prompt.replace(self._image, self._image_text)
-            rows.append((self._ids(prompt), self._ids(answer + self._tokenizer.eos_token)))
+            begins = adds_begin(self._tokenizer, prompt)
+            rows.append((self._ids(prompt, begins), self._ids(answer + self._tokenizer.eos_token)))
         ids = torch.full(
             (len(rows), max(len(prompt) + len(answer) for prompt, answer in rows)), self._tokenizer.pad_token_id
         )
@@ -80,9 +82,9 @@ class DialogueBuilder:
             targets[row, len(prompt) : end] = torch.tensor(answer)
         return Dialogues(ids=ids, targets=targets, images=torch.from_numpy(images.copy()))
 
-    def _ids(self, text: str) -> list[int]:
+    def _ids(self, text: str, begins: bool = False) -> list[int]:
         if text not in self._known:  # prompts differ by the goal alone, so the same few come again and again
-            self._known[text] = self._tokenizer(text).input_ids
+            self._known[text] = self._tokenizer(text, add_special_tokens=begins).input_ids
         return self._known[text]
 
 

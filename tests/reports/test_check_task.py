@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -323,3 +325,9 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     for words in wrong:
         assert main(words) == 2
     assert "soccer" in capsys.readouterr().err
+
+
+def test_a_python_without_asserts_is_refused_and_passes_nothing(tmp_path: Path) -> None:
+    words = ["rlvlm.cli", "check-task", TINY, "--out", str(tmp_path / "sheet.png")]
+    told = subprocess.run([sys.executable, "-O", "-m", *words], capture_output=True, text=True)
+    assert told.returncode == 2 and "start it without -O" in told.stdout + told.stderr

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ray import serve
+from tiny_episodes import tiny_episodes, transitions_of
 
 import rlvlm
 from rlvlm.algorithms.checkpoint import PolicyFile, save_tree
@@ -18,14 +19,18 @@ from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.sac_pebble.player import KIND
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
+from rlvlm.envs.images import FrameStore
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vla.build import build_policy as build_vla
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.loading import build_policy
+from rlvlm.preferences.networks import reward_input
+from rlvlm.preferences.reward_model import LearnedReward, RewardModel
 from rlvlm.runs.build import open_players
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.kinds import StepsRun
 
 PAGE = (Path(rlvlm.__file__).parents[1] / "docs" / "python.md").read_text()
 EXAMPLE, POLICY_EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -72,11 +77,36 @@ def test_the_example_of_a_trained_policy_runs_as_written(tmp_path: Path, capsys:
     assert 1 <= len(lines) <= 10 and all(line.split()[-1] in ("True", "False") for line in lines)
 
 
-def run_with(config: RunConfig, policy: PolicyFile) -> RunFolder:
-    """The folder of a run whose only checkpoint holds `policy`."""
+@pytest.mark.parametrize("reads", ["state", "image"])
+def test_a_learned_reward_is_a_function_of_what_it_reads(reads: str, tmp_path: Path) -> None:
+    """A run of an env of one's own learns from states; its reward is the one that the run's agent got."""
+    settings = {"reward.teacher": "oracle", "reward.model": reads, "reward_model.output": "normalised"}
+    config = of_task("rlvlm.testing:TINY", tmp_path / "run", **settings)
+    assert isinstance(config, StepsRun)
+    env = rlvlm.make_env(config.task, config.env, seed=0)
+    frames = FrameStore(env, config.reward_model.image_px, 64)
+    model = RewardModel(reward_input(env, frames, config.reward, config.reward_model), config.reward_model, seed=5)
+    model._scale = [0.1, 0.5]  # as after a fit
+    policy = PolicyFile(kind=KIND, weights={"weight": torch.zeros(1)})
+    run = run_with(config, policy, {"schedule": {"loop": {"model": model.get_state()}}})
+    steps = transitions_of(*tiny_episodes(2))
+    expected = LearnedReward(model).label(steps)
+
+    reward = rlvlm.learned_reward(run)
+    assert len(np.unique(expected)) > 5 and ("images [N, H, W, 3]" in reward.reads) == (reads == "image")
+    if reads == "image":
+        assert reward(env.draw(steps.snapshots, config.reward_model.image_px)) == pytest.approx(expected, abs=1e-5)
+        return
+    assert reward(steps.next_obs, steps.actions) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match=r"observations \[N, 4\] after the step, and the actions \[N, 2\] .* got"):
+        reward(steps.actions, steps.next_obs)
+
+
+def run_with(config: RunConfig, policy: PolicyFile, tree: dict[str, Any] | None = None) -> RunFolder:
+    """The folder of a run whose only checkpoint holds `policy`, and `tree` beside it."""
     folder = create_folder(config, ["test"], datetime(2026, 11, 1))
     state = RunState(env_steps=1, wall_s=0.0, peak_rss_mb=0.0)
-    tree = {"learner": {"start": {}}}
+    tree = tree or {"learner": {"start": {}}}
     folder.checkpoints.save(state, lambda path: save_tree(path, tree, policy), is_best=True)
     return folder
 

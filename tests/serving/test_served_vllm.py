@@ -13,7 +13,7 @@ import psutil
 import pytest
 from chaos import replica_pids, wait_until
 
-from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
@@ -170,6 +170,19 @@ def test_an_adapter_changes_the_answers_as_peft_says(local_ray, tmp_path):
         > 0.05
     )
     assert "lora=" in answered[0].stamp.decoding and set(Label) >= {verdict.label for verdict in answered}
+
+
+@pytest.mark.full
+def test_an_adapter_for_another_model_is_refused(local_ray, tmp_path):
+    """Of the same layers with other numbers, which vLLM itself leaves out without a word."""
+    from safetensors.torch import load_file, save_file
+
+    save_adapter(tmp_path)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name.replace(".layers.", ".layers.7"): value for name, value in load_file(file).items()}, file)
+    with pytest.raises(JudgeUnavailable, match=r"does not fit this model on vLLM, as at .*layers\.7"):
+        with served(replace(ON_VLLM, adapter=str(tmp_path / "adapter"))):
+            pass
 
 
 def save_adapter(folder: Path) -> Path:

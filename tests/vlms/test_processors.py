@@ -1,4 +1,6 @@
+from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from rlvlm.vlms.config import VLMConfig
+from rlvlm.vlms.engines.vllm import VllmEngine
 from rlvlm.vlms.processors import load_processor
 from tests.tiny_vlm import save_tiny_internvl, save_tiny_llava
 
@@ -62,6 +65,13 @@ def test_a_chat_begins_with_one_bos_token_where_the_tokenizer_has_one(tmp_path: 
     chat = processor.apply_chat_template([{"role": "user", "content": content}])
     ids = processor([chat], [[np.zeros((28, 28, 3), np.uint8)]])["input_ids"][0].tolist()
     assert ids[0] == bos and ids.count(bos) == 1
+    # vLLM is sent one mark for an image, and everything else as our own engine reads it
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._core = SimpleNamespace(processor=processor)
+    mark = processor.tokenizer.convert_tokens_to_ids("<image>")
+    asked = engine._chat_tokens(engine._text([{"role": "user", "content": content}]))
+    assert asked == [token for token, run in groupby(ids) for _ in ((0,) if token == mark else run)]
+    assert engine._tokens("a") == processor.tokenizer.encode("a", add_special_tokens=False) and bos not in asked[1:]
 
 
 def test_internvls_images_become_crops_of_visual_tokens_between_their_marks(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from rlvlm.policies.buckets import Bucket, TensorPlace, read_bucket
+from rlvlm.vlms.engines.vllm_worker import AdapterCheck
 
 FAILED = "failed"
 """File which signals that no more buckets will come."""
@@ -23,7 +24,7 @@ MODEL = "model."
 _POLL_S = 0.002
 
 
-class BucketLoader:
+class BucketLoader(AdapterCheck):
     """Mixin for each of vLLM's workers, through `worker_extension_cls`."""
 
     rank: int

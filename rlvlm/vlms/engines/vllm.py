@@ -36,7 +36,7 @@ from rlvlm.vlms.engines.loop import LoopThread
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import resize
 from rlvlm.vlms.lora import adapter_mark, check_adapter
-from rlvlm.vlms.processors import load_processor
+from rlvlm.vlms.processors import adds_begin, load_processor
 
 T = TypeVar("T")
 _SETTINGS = {
@@ -80,8 +80,9 @@ class VllmCore:
                 f"vLLM cannot run {config.model}: {_last_line(error)}",
                 f"look at the replica's log; where memory is short lower {settings.section}.memory_share or max_tokens",
             ) from error
-        self.tokenizer: Any = self._engine.get_tokenizer()
-        self._images: Any = load_processor(folder, self._engine.model_config.hf_config, config).image_processor
+        self.processor: Any = load_processor(folder, self._engine.model_config.hf_config, config)
+        """Processor that renders chats, as on our own engines: older models have their template beside it alone."""
+        self._images: Any = self.processor.image_processor
         self._resizes = hasattr(self._images, "merge_size")
         self.window: int = self._engine.model_config.max_model_len
         """Maximum tokens of prompt and reply together."""
@@ -149,8 +150,20 @@ class VllmCore:
         return self._engine.errored
 
     async def add_lora(self, lora: Any) -> None:
-        """Loads an adapter, a `LoRARequest`, beside those already loaded; raises the engine's errors."""
+        """Loads an adapter, a `LoRARequest`, beside those already loaded; raises the engine's errors.
+
+        Raises:
+            ModelUnavailable: the adapter has layers that the model has not.
+        """
         await self._loop.on_loop(self._engine.add_lora(lora))
+        # of each worker: it has all names, whatever part of the weights it holds
+        found = await self._loop.on_loop(self._engine.collective_rpc("misfits", args=(lora.lora_int_id,)))
+        if odd := sorted({name for names in found for name in names}):
+            await self.remove_lora(lora)
+            raise ModelUnavailable(
+                f"the adapter in {lora.lora_path} does not fit this model on vLLM, as at {odd[0]}",
+                "give the adapter the model that it was trained on, or serve it with the backend transformers",
+            )
 
     async def remove_lora(self, lora: Any) -> None:
         """Unloads an adapter."""
@@ -204,7 +217,11 @@ class VllmEngine:
             config, settings, max_requests=max_requests, max_images=max_images, enable_lora=adapter is not None
         )
         self.revision = self._core.revision
-        self._lora = None if adapter is None else lora_request("adapter", 1, adapter)
+        self._lora = None
+        if adapter is not None:
+            self._lora = lora_request("adapter", 1, adapter)
+            # now, and not with the first request: an adapter for another model is an error of the start
+            self.run(self._core.add_lora(self._lora))
         self.traits = (
             f"dtype={self._core.dtype} quantization={config.quantization} vllm={self._core.vllm.__version__}"
             f" structured={settings.structured:d}{adapter_mark(config.adapter)}"
@@ -232,7 +249,7 @@ class VllmEngine:
             from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports] as above
 
             sampling["structured_outputs"] = StructuredOutputsParams(choice=list(request.choices))
-        output = await self._core.ask(self._tokens(text), images_of(request.chat), sampling, self._lora)
+        output = await self._core.ask(self._chat_tokens(text), images_of(request.chat), sampling, self._lora)
         written = output.outputs[0]
         return ChatReply(text=whole_answer(text, written.text), is_whole=written.finish_reason == "stop")
 
@@ -242,7 +259,7 @@ class VllmEngine:
         Makes one request per prefix shared by choices, shortest first, so that prefix caching saves the images and the
         chat in all but the first. Raises as `VllmCore.ask` does.
         """
-        prompt_ids = self._tokens(without_thought(self._text(chat)))
+        prompt_ids = self._chat_tokens(without_thought(self._text(chat)))
         ids_of = [self._tokens(choice) for choice in choices]
         scores = np.zeros(len(choices))
         for beginning in sorted({tuple(ids[:end]) for ids in ids_of for end in range(len(ids))}, key=len):
@@ -259,11 +276,14 @@ class VllmEngine:
         return scores
 
     def _text(self, chat: Chat) -> str:
-        template = self._core.tokenizer.apply_chat_template
-        return rendered(chat, lambda turns: template(turns, tokenize=False, add_generation_prompt=True))
+        return rendered(chat, self._core.processor.apply_chat_template)
+
+    def _chat_tokens(self, text: str) -> list[int]:
+        tokenizer = self._core.processor.tokenizer
+        return tokenizer.encode(text, add_special_tokens=adds_begin(tokenizer, text))
 
     def _tokens(self, text: str) -> list[int]:
-        return self._core.tokenizer.encode(text, add_special_tokens=False)
+        return self._core.processor.tokenizer.encode(text, add_special_tokens=False)
 
 
 def lora_request(name: str, number: int, folder: Path) -> Any:
@@ -329,6 +349,7 @@ def _engine_args(
         "limit_mm_per_prompt": {"image": max_images, "video": 0},
         "mm_processor_kwargs": {name: value for name, value in bounds.items() if value} or None,
         "max_lora_rank": engine.max_lora_rank,
+        "worker_extension_cls": "rlvlm.vlms.engines.vllm_worker.AdapterCheck",
         "trust_remote_code": False,
         "disable_log_stats": True,
     }

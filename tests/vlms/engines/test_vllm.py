@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from rlvlm.pocket.models import weights_folder
 from rlvlm.vlms.config import EngineConfig
 from rlvlm.vlms.engines import vllm
 from rlvlm.vlms.engines.vllm import VllmEngine
+from rlvlm.vlms.engines.vllm_worker import AdapterCheck
 
 CONFIG = JudgeConfig(backend="vllm", model=str(weights_folder()), batch_size=16)
 
@@ -29,9 +31,9 @@ class Core:
     def __init__(self, log_p) -> None:
         self.log_p = log_p
         self.requests: list = []
-        self.tokenizer = SimpleNamespace(
-            encode=lambda text, add_special_tokens: list(text.encode()),
-            apply_chat_template=lambda chat, **_: "".join(part["text"] for part in chat[0]["content"]),
+        self.processor = SimpleNamespace(
+            tokenizer=SimpleNamespace(encode=lambda text, add_special_tokens: list(text.encode()), bos_token=None),
+            apply_chat_template=lambda chat: "".join(part["text"] for part in chat[0]["content"]),
         )
 
     async def ask(self, prompt_ids, images, sampling, lora):
@@ -128,3 +130,37 @@ def test_what_the_environment_of_vllm_loads_needs_no_peft():
     code = "import sys; import rlvlm.vlms.engines.vllm; print('peft' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("names", "odd"), [(["a.qkv", "a.o"], ""), (["a.qkv", "b.o"], "b.o"), (["x.up"], "x.up")])
+def test_an_adapter_with_layers_that_the_model_has_not_is_refused_and_unloaded(names: list[str], odd: str) -> None:
+    """vLLM's workers leave such layers out, in silence, and answer with the model alone where none fits."""
+    adapter, model = (
+        SimpleNamespace(loras=dict.fromkeys(names)),
+        SimpleNamespace(modules={"a.qkv": 0, "a.o": 0, "c": 0}),
+    )
+    model.get_adapter = {1: adapter}.__getitem__
+    worker = AdapterCheck()
+    worker.model_runner = SimpleNamespace(lora_manager=SimpleNamespace(_adapter_manager=model))
+    loaded: list[int] = []
+
+    class Engine:
+        async def add_lora(self, lora: Any) -> None:
+            loaded.append(lora.lora_int_id)
+
+        async def remove_lora(self, number: int) -> None:
+            loaded.remove(number)
+
+        async def collective_rpc(self, method: str, args: tuple[int]) -> list[list[str]]:
+            return [getattr(worker, method)(*args)] * 2  # two workers, each with half of the weights
+
+    core = object.__new__(vllm.VllmCore)
+    core._engine, core._loop = Engine(), SimpleNamespace(on_loop=lambda work: work)
+    lora = SimpleNamespace(lora_int_id=1, lora_path="/adapter")
+    if not odd:
+        asyncio.run(core.add_lora(lora))
+        assert loaded == [1]
+        return
+    with pytest.raises(ModelUnavailable, match=f"/adapter does not fit this model on vLLM, as at {odd}"):
+        asyncio.run(core.add_lora(lora))
+    assert not loaded
