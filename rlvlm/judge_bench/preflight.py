@@ -10,7 +10,7 @@ from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
-from rlvlm.judge_bench.faults import grade
+from rlvlm.judge_bench.faults import Fault, Graded, grade
 from rlvlm.judge_bench.figures import Figures
 from rlvlm.judge_bench.hacked import shipped_episodes
 from rlvlm.judge_bench.items import TaskItems
@@ -90,6 +90,47 @@ def _with_controls(made: TaskItems, cases: Collection[str]) -> TaskItems:
     return replace(made, items=tuple(item for item in made.items if item.source < 0 or item.case in cases))
 
 
+def try_judge(
+    judge: Judge | KnowsItems,
+    made: TaskItems,
+    num_frames: int,
+    seed: int,
+    *,
+    min_auc: float | None = None,
+) -> Graded:
+    """Asks about `made`, and returns the figures and faults.
+
+    Args:
+        judge: judge of the run.
+        made: the items, with the truth about them.
+        num_frames: maximum number of images shown per episode.
+        seed: seed of the order of asking.
+        min_auc: see `grade`.
+
+    Raises:
+        JudgeUnavailable: the judge does not answer, or cannot be asked this form of question.
+    """
+    unasked: list[str] = []
+    answers: Sequence[Answer] = [
+        answer for block in ask(judge, made, num_frames, seed, unasked.append) for answer in block
+    ]
+    if unasked:  # a bench leaves this out; a run would meet it at its first label
+        raise UnsupportedQuestion(
+            "; ".join(unasked),
+            "ask in a form that the judge answers: --judge.prompt for pairs, --judge.score for scores",
+        )
+    return grade([made.items[answer.item] for answer in answers], answers, num_frames, min_auc)
+
+
+def refuse_faulty(faults: Sequence[Fault]) -> None:
+    """Raises JudgeRefused if a fault is fatal or can be exploited; all are named, as others may be the reason."""
+    if any(fault.is_fatal or fault.is_exploitable for fault in faults):
+        raise JudgeRefused(
+            f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in faults)}",
+            "use a judge that knows this task, or ask in another form; --judge.faulty ok starts all the same",
+        )
+
+
 def preflight(
     judge: Judge | KnowsItems,
     made: TaskItems,
@@ -115,23 +156,9 @@ def preflight(
         JudgeRefused: the judge has such a fault.
         JudgeUnavailable: the judge does not answer, or cannot be asked this form of question.
     """
-    unasked: list[str] = []
-    answers: Sequence[Answer] = [
-        answer for block in ask(judge, made, num_frames, seed, unasked.append) for answer in block
-    ]
-    if unasked:  # a bench leaves this out; a run would meet it at its first label
-        raise UnsupportedQuestion(
-            "; ".join(unasked),
-            "ask in a form that the judge answers: --judge.prompt for pairs, --judge.score for scores",
-        )
-    items = [made.items[answer.item] for answer in answers]
-    graded = grade(items, answers, num_frames, min_auc)
-    # all faults are listed: the others may be the reason
-    if is_strict and any(fault.is_fatal or fault.is_exploitable for fault in graded.faults):
-        raise JudgeRefused(
-            f"the judge {'; it '.join(f'{fault.name} ({fault.evidence})' for fault in graded.faults)}",
-            "use a judge that knows this task, or ask in another form; --judge.faulty ok starts all the same",
-        )
+    graded = try_judge(judge, made, num_frames, seed, min_auc=min_auc)
+    if is_strict:
+        refuse_faulty(graded.faults)
     for fault in graded.faults:
         log(f"the judge {fault.name} ({fault.evidence})")
     return graded.pairs | graded.scores

@@ -29,7 +29,7 @@ MIN_FALL = 0.3
 THRESHOLD = 0.5
 """Score from which an episode is called a success if the data cannot determine a better threshold."""
 _UNKNOWN = "unknown"
-"""Case of an episode whose success is unknown: no figure counts it."""
+"""Case of an episode whose success is unknown: no figure of success counts it."""
 _STRIP = 6
 """Number of an episode's images that are kept for a page."""
 STRIP_PX = 120
@@ -334,9 +334,10 @@ def _scored(shown: _Shown, rows: Sequence[tuple[int, Item, Answer]], asked: Aske
 
 
 def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answer]]:
-    """Returns the questions with known answers, and the answers, in the order of asking, for the bench's figures.
+    """Returns the questions and the answers, in the order of asking, for the bench's figures and faults.
 
-    Progress counts only along successes, where the order in time is its truth.
+    Progress and pairs count only where their truth is known: along successes, where the order in time is the truth.
+    Episodes whose success is unknown have a case of their own, so that only faults that need no truth see them.
     """
     indices: dict[tuple[int, int], int] = {}
     rows = [
@@ -344,7 +345,7 @@ def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answ
         (order, item, replace(answer, item=indices.setdefault((episode.number, answer.item), len(indices))))
         for episode in episodes
         for order, item, answer in episode.rows
-        if item.case != _UNKNOWN and np.isfinite(item.truth).all() and (item.kind != "image" or episode.truth)
+        if np.isfinite(item.truth).all() and (item.kind != "image" or episode.truth)
     ]
     rows.sort(key=lambda row: row[0])
     return [item for _, item, _ in rows], [answer for _, _, answer in rows]

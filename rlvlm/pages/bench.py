@@ -58,7 +58,7 @@ def bench_sections(
     if means := scores.get("means"):
         means = [(case, f"{value:.2f}") for case, value in means.items()]
         tables.append(Table(heads=("mean score of a case or control", ""), rows=means))
-    sections = [
+    return [
         Section(notes=[how], alerts=stopped),
         Section(heading="Good enough to train with?", tables=grades, notes=grade_notes(row)),
         Section(heading="What it would teach", charts=draw_teaching(predictions, runs)),
@@ -79,7 +79,6 @@ def bench_sections(
             ],
         ),
     ]
-    return [section for section in sections if not section.is_empty]
 
 
 def _rehearsal_section(found: Measured) -> Section:

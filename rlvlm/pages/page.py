@@ -120,8 +120,8 @@ class Section:
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """Returns the HTML of a page."""
-    return render("page.html.j2", title=title, sections=sections)
+    """Returns the HTML of a page; sections without content are left out."""
+    return render("page.html.j2", title=title, sections=[section for section in sections if not section.is_empty])
 
 
 def print_sections(sections: Sequence[Section]) -> None:

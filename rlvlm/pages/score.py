@@ -6,27 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.recorded_labels import EpisodeProgress, RecordedLabels
 from rlvlm.demonstrations.trajectory import RobotTrajectory
-from rlvlm.judge_bench.faults import Graded, grade
+from rlvlm.judge_bench.faults import Fault, grade
 from rlvlm.judge_bench.figures import Figures, cost_figures, rank_correlation
-from rlvlm.judge_bench.rows import PAIR_NAMES, SCORE_NAMES, number_cell, share_cell
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, find_threshold, known_rows, suspicions
-from rlvlm.pages.charts import INK, STYLE, to_svg
-from rlvlm.pages.judge_charts import WIDTH
-from rlvlm.templates import inline, render
+from rlvlm.pages.answers import Answers
+from rlvlm.pages.judge import answer_sections
+from rlvlm.pages.judge_charts import draw_scores
+from rlvlm.pages.page import Card, Picture, Section, Table
 
 MAX_CARDS = 200
 """Maximum number of episodes on the page: suspicious ones first, then those of the lowest worth."""
 _CUTS = (0.2, 0.4, 0.6, 0.8)
 """Minimum worths of kept episodes, in the table of what remains."""
 _MARKS = {True: "success", False: "failure", None: "unknown"}
-_COLOURS = {"success": "#2a9d8f", "failure": "#e76f51", "unknown": "#457b9d"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +52,8 @@ class ScoredData:
     is_whole: bool
     """Whether all of the data were asked about."""
     other: RecordedLabels | None
+    faults: Sequence[Fault] = ()
+    """Faults that the preflight found."""
 
     def labels(self) -> Iterator[dict[str, Any]]:
         """Yields the rows of `COLUMNS`."""
@@ -110,7 +109,10 @@ class ScoredData:
         dropped = [episode.name for episode in self.episodes if not episode.worth >= threshold]
         items, answers = known_rows(self.episodes)
         graded = grade(items, answers, self.asked.num_frames)
-        counts = Counter(answer.status for episode in self.episodes for *_, answer in episode.rows)
+        # of a fault that both found, the labels say more than the preflight
+        faults = list({fault.name: fault for fault in (*self.faults, *graded.faults)}.values())
+        given = [answer for episode in self.episodes for *_, answer in episode.rows]
+        counts = Counter(answer.status for answer in given)
         counts["unreadable"] += sum(
             episode.statuses.count("unreadable") + (not len(episode.frames)) for episode in self.episodes
         )
@@ -125,7 +127,9 @@ class ScoredData:
             advice += (
                 f"; {kept['successes']:.0%} of them are successes, of all {_share_of_successes(self.episodes):.0%}"
             )
-        if fatal := [fault.name for fault in graded.faults if fault.is_fatal]:
+        if not kept["episodes"]:
+            advice, dropped = f"Drop nothing by these labels: no episode is worth {threshold:.2f} or more ({how})", []
+        if fatal := [fault.name for fault in faults if fault.is_fatal]:
             advice, dropped = f"Drop nothing by these labels: the judge {', and '.join(fatal)}", []
         return {
             "data": self.name,
@@ -143,16 +147,13 @@ class ScoredData:
             "left": [_left(self.episodes, cut) for cut in sorted({*_CUTS, threshold})],
             "drop": dropped,
             "suspicious": {str(number): words for number, words in suspicious.items()},
-            "figures": {"pairs": graded.pairs, "scores": graded.scores, "cost": cost_figures(answers)},
-            "faults": [f"{fault.name} ({fault.evidence})" for fault in graded.faults],
-            "summary": self._summary(graded, counts, suspicious, num_short),
+            "figures": {"pairs": graded.pairs, "scores": graded.scores, "cost": cost_figures(given)},
+            "faults": [asdict(fault) for fault in faults],
+            "summary": self._summary(counts, num_short),
         }
 
-    def _summary(
-        self, graded: Graded, counts: Counter[str], suspicious: Mapping[int, Sequence[str]], num_short: int
-    ) -> dict[str, str]:
-        """Returns figures in words; unknown ones are left out."""
-        scores, pairs = graded.scores, graded.pairs
+    def _summary(self, counts: Counter[str], num_short: int) -> dict[str, str]:
+        """Returns what only scored data have, in words; the unknown is left out."""
         both = [(episode.worth, self.other_worth(episode.number)) for episode in self.episodes]
         both = [row for row in both if np.isfinite(row).all()]
         returns = [
@@ -163,23 +164,14 @@ class ScoredData:
         cells = {
             "episodes": f"{len(self.episodes):,} of {self.data.num_episodes:,}",
             "answers": ", ".join(f"{count:,} {status}" for status, count in (+counts).most_common()) or "none",
-            "suspicious": f"{len(suspicious):,}",
             "shorter than the clip": f"{num_short:,}" if num_short else "-",
-            SCORE_NAMES["auc"]: number_cell(scores.get("auc")),
-            SCORE_NAMES["ece"]: number_cell(scores.get("ece")),
-            SCORE_NAMES["false_positives"]: share_cell(scores.get("false_positives", {}).get("all cases")),
-            "VOC, order along an episode": number_cell(scores.get("voc")),
-            "rank correlation with progress": number_cell(scores.get("progress")),
             "rank correlation with true returns": _correlation(returns),
-            PAIR_NAMES["accuracy"]: share_cell(pairs.get("accuracy")),
-            PAIR_NAMES["undecided"]: share_cell(pairs.get("undecided")),
-            PAIR_NAMES["consistent"]: share_cell(pairs.get("consistent")),
             "rank correlation with the other judge": _correlation(both),
         }
         return {name: cell for name, cell in cells.items() if cell != "-"}
 
-    def page(self, row: Figures) -> str:
-        """Returns the HTML of the page."""
+    def sections(self, row: Figures) -> list[Section]:
+        """Returns the sections of the page, from what `row` returns."""
         suspicious: Mapping[str, list[str]] = row["suspicious"]
         # suspicious ones first, then by rising worth; those without any worth are suspicious
         order = sorted(
@@ -190,61 +182,73 @@ class ScoredData:
             ),
         )
         cards = [self._card(episode, suspicious.get(str(episode.number), [])) for episode in order[:MAX_CARDS]]
-        outcomes = Counter(card["outcome"] for card in cards)
-        pictures = {"how much episodes are worth": draw_worths(self.episodes, row["threshold"])}
         heads = ("worth from", "episodes left", "frames left", "successes among them")
         left = [
             (
-                f"{option['worth']:.2f}{' (advised)' if option['worth'] == row['threshold'] else ''}",
+                f"{option['worth']:.2f}{' (threshold)' if option['worth'] == row['threshold'] else ''}",
                 f"{option['episodes']:,}",
                 f"{option['frames']:,}",
                 "-" if option["successes"] is None else f"{option['successes']:.0%}",
             )
             for option in row["left"]
         ]
-        return render(
-            "score.html.j2",
-            title=f"{self.stamp.judge} on {self.name}",
-            advice=row["advice"],
-            is_whole=row["is_whole"],
-            tiles={
-                "episodes": f"{row['episodes']:,}",
-                "frames asked about": f"{row['frames']:,}",
-                "suspicious": f"{len(suspicious):,}",
-                "to drop": f"{len(row['drop']):,}",
-            },
-            counts={name: outcomes[name] for name in ("suspicious", "plain")},
-            left_heads=heads,
-            left=left,
-            pictures=[(name, inline(to_svg(figure), "svg+xml")) for name, figure in pictures.items()],
-            summary=list(row["summary"].items()),
-            faults=row["faults"],
-            cards=cards,
-            num_hidden=len(self.episodes) - len(cards),
-            colours={"suspicious": "#e76f51", "plain": "#2a9d8f"},
-        )
-
-    def _card(self, episode: ScoredEpisode, words: Sequence[str]) -> dict[str, Any]:
-        other = self.other_worth(episode.number)
-        known = np.isfinite(episode.progress)
-        ends = max(episode.num_frames - 1, 1)
-        points = list(zip((100 * episode.frames[known] / ends).tolist(), episode.progress[known].tolist(), strict=True))
-        return {
-            "outcome": "suspicious" if words else "plain",
-            "title": episode.goal or "no goal",
-            "name": episode.name,
-            "number": episode.number,
-            "num_frames": episode.num_frames,
-            "truth": "" if episode.truth is None else _MARKS[episode.truth],
-            "worth": "-" if not math.isfinite(episode.worth) else f"{episode.worth:.2f}",
-            "other": f"{other:.2f}" if math.isfinite(other) else "",
-            "words": words,
-            "reason": episode.reason[:300],
-            # x is time, y is progress, upwards
-            "curve": " ".join(f"{x:.1f},{30 - 28 * y:.1f}" for x, y in points),
-            "label": f"progress from {points[0][1]:.2f} to {points[-1][1]:.2f}" if points else "no progress",
-            "strip": self.strips[episode.number],
+        tiles = {
+            "episodes": f"{row['episodes']:,}",
+            "frames asked about": f"{row['frames']:,}",
+            "suspicious": f"{len(suspicious):,}",
+            "to drop": f"{len(row['drop']):,}",
         }
+        stopped = [] if row["is_whole"] else ["Stopped before the end: this is about what was answered until then."]
+        judged = Answers(name=self.stamp.judge, num_frames=self.asked.num_frames)
+        judged.items, judged.answers = known_rows(self.episodes)
+        groups = {
+            name: np.array([e.worth for e in self.episodes if e.truth is truth and math.isfinite(e.worth)])
+            for truth, name in _MARKS.items()
+        }
+        groups = {name: values for name, values in groups.items() if len(values)}
+        worths = draw_scores(groups, row["threshold"], "Worth of the episodes", "threshold") if groups else None
+        tables = [Table(heads=heads, rows=left), Table(heads=("", "all episodes"), rows=list(row["summary"].items()))]
+        hidden = [] if len(cards) == len(self.episodes) else [
+            f"{len(self.episodes) - len(cards)} more episodes, none of less worth among those that do not look wrong, "
+            "are in the table of labels alone."
+        ]  # fmt: skip
+        faults, *answered = answer_sections({self.stamp.judge: row}, [judged])
+        return [
+            Section(finding=row["advice"], alerts=stopped, tiles=tiles),
+            faults,
+            Section(
+                heading="What to drop, and what that leaves",
+                charts={} if worths is None else {"how much episodes are worth": worths},
+                tables=tables,
+            ),
+            Section(
+                heading="Episodes, suspicious ones first",
+                cards=cards,
+                colours={"suspicious": "#e76f51", "plain": "#2a9d8f"},
+                is_wide=True,
+            ),
+            Section(notes_below=hidden),
+            *answered,
+        ]
+
+    def _card(self, episode: ScoredEpisode, words: Sequence[str]) -> Card:
+        other, known = self.other_worth(episode.number), np.isfinite(episode.progress)
+        ends = max(episode.num_frames - 1, 1)
+        facts = f"{episode.number}: {episode.name}, {episode.num_frames} frames"
+        facts += "" if episode.truth is None else f", in the data a {_MARKS[episode.truth]}"
+        facts += f", {other:.2f} of the other judge" if math.isfinite(other) else ""
+        strip = self.strips[episode.number]
+        return Card(
+            title=episode.goal or "no goal",
+            outcome="suspicious" if words else "plain",
+            badge=f"worth {episode.worth:.2f}" if math.isfinite(episode.worth) else "worth -",
+            facts=[facts, *([episode.reason[:300]] if episode.reason else [])],
+            alerts=words,
+            pictures=[
+                Picture(src=src, alt=f"image {number} of {len(strip)}") for number, src in enumerate(strip, start=1)
+            ],
+            curve=list(zip((episode.frames[known] / ends).tolist(), episode.progress[known].tolist(), strict=True)),
+        )
 
 
 def _or_none(value: float) -> float | None:
@@ -265,24 +269,3 @@ def _left(episodes: Sequence[ScoredEpisode], worth: float) -> dict[str, Any]:
 
 def _correlation(rows: Sequence[tuple[float, float]]) -> str:
     return f"{rank_correlation(*np.transpose(rows)):.2f} (of {len(rows)})" if len(rows) > 2 else "-"
-
-
-def draw_worths(episodes: Sequence[ScoredEpisode], threshold: float) -> Figure:
-    """Draws a histogram of the episodes' worth by success; the threshold is dashed."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
-        axes = figure.add_subplot()
-        worths = {
-            name: [episode.worth for episode in episodes if episode.truth is truth and math.isfinite(episode.worth)]
-            for truth, name in _MARKS.items()
-        }
-        worths = {name: values for name, values in worths.items() if values}
-        if worths:
-            colours = [_COLOURS[name] for name in worths]
-            labels = [f"{name} ({len(values)})" for name, values in worths.items()]
-            axes.hist(list(worths.values()), bins=20, range=(0, 1), stacked=True, color=colours, label=labels)
-            axes.legend(fontsize=8, frameon=False)
-        axes.axvline(threshold, color=INK, linewidth=1, linestyle="--")
-        axes.set(xlim=(0, 1), xlabel="worth; dashed: kept from here on", ylabel="episodes")
-        axes.set_title("Worth of the episodes")
-    return figure

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from io import BytesIO
@@ -28,13 +28,15 @@ from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.recorded_labels import PAIR_COLUMNS, read_labels, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
-from rlvlm.judge_bench.preflight import JudgeRefused, known_recordings, preflight
+from rlvlm.judge_bench.faults import Fault
+from rlvlm.judge_bench.preflight import known_recordings, refuse_faulty, try_judge
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
+from rlvlm.pages.page import page, print_sections
 from rlvlm.pages.score import DataSummary, ScoredData
 from rlvlm.reports.contact_sheet import folder_env
 from rlvlm.reports.options import ScoreOptions
@@ -46,14 +48,15 @@ from rlvlm.templates import inline
 LABELS_FILE, PAIRS_FILE, LEROBOT_FILE = "labels.parquet", "pairs.parquet", "rlvlm_progress.parquet"
 PAGE_FILE, ROW_FILE = "score.html", "score.json"
 _CONTROLS = 8
+_ASSUMED = ", as if all episodes were successes, which the data do not say"
 _LINE_EVERY_S = 30.0
 
 
-def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
+def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
     """Labels recorded episodes, writes tables and page into `options.out`, and returns the exit code.
 
     Answers are kept in `out`/answers as they come, unless the judge's `store` names another: a second call asks only
-    the missing ones. People are asked on `page`, and never any known item first.
+    the missing ones. People are asked on the page of `people`, and never any known item first.
 
     Raises:
         UsageError: none of the data can be read, or `out` cannot be written or holds another judge's labels.
@@ -97,11 +100,12 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
     stop = StopRequest()
     store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
     with ExitStack() as stack:
-        judge = _open_judge(stack, options, store, out, page or PageConfig(), stop)
+        judge = _open_judge(stack, options, store, out, people or PageConfig(), stop)
         _check_judge_of(out, judge.stamp)
         kept = CachedJudge(judge, store)
+        faults: Sequence[Fault] = ()
         if options.preflight and not config.is_human:
-            _try_judge(kept, data, recordings, asked, options)
+            faults = _try_judge(kept, data, recordings, asked, options)
         with (
             stop,
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
@@ -112,19 +116,16 @@ def score_data(options: ScoreOptions, page: PageConfig | None = None) -> int:
     wall_s = screen.wall_s
     episodes.sort(key=lambda episode: episode.number)
     is_whole = error is None and len(episodes) == data.num_episodes
-    found = ScoredData(recordings.path.name, data, asked, kept.stamp, tuple(episodes), strips, is_whole, other)
+    found = ScoredData(recordings.path.name, data, asked, kept.stamp, tuple(episodes), strips, is_whole, other, faults)
     row = found.row() | {"asked": kept.misses, "from_store": kept.hits, "wall_s": round(wall_s, 1)}
     _write_tables(out, found, is_lerobot=recordings.form == "lerobot")
     write_json(out / ROW_FILE, row)
-    write_whole(out / PAGE_FILE, found.page(row))
-    for what, cell in row["summary"].items():
-        console.print(f"{what:40} {cell}")
-    for fault in row["faults"]:
-        console.print(f"fault: {fault}", style="bold")
-    console.print(f"\n{row['advice']}")
+    sections = found.sections(row)
+    write_whole(out / PAGE_FILE, page(f"{kept.stamp.judge} on {found.name}", sections))
+    print_sections(sections)
     rate = row["frames"] / wall_s * 60 if wall_s else 0.0
     console.print(
-        f"{kept.misses:,} questions asked, {kept.hits:,} answered from {store.folder}; {rate:,.0f} frames a minute"
+        f"\n{kept.misses:,} questions asked, {kept.hits:,} answered from {store.folder}; {rate:,.0f} frames a minute"
     )
     console.print(f"labels and page: {out / PAGE_FILE}")
     if error is not None and not stop:
@@ -212,9 +213,12 @@ def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
 
 def _try_judge(
     judge: CachedJudge, data: DataSummary, recordings: Recordings, asked: Asked, options: ScoreOptions
-) -> None:
-    """Runs the bench's preflight on the data's own episodes. If they do not state which of them succeeded, a refusal is
-    only a warning.
+) -> Sequence[Fault]:
+    """Runs the bench's preflight on the data's own episodes, and returns the faults that it finds.
+
+    Raises:
+        JudgeRefused: the judge has a fault that is refused, and the data state which episodes succeeded; else all were
+            taken for successes, and the caller goes on.
     """
     count = options.preflight
     is_known = asked.success is not None or all(film.success is not None for film in data.sample)
@@ -231,14 +235,12 @@ def _try_judge(
     made = known_recordings(suite, data.sample, asked.size_px, asked.seed)
     if not made.items:
         _log("no preflight: none of the first episodes is a success whose images can be read")
-        return
-    try:
-        is_strict = options.judge.faulty == "refuse"
-        preflight(judge, made, asked.num_frames, asked.seed, is_strict=is_strict, log=_log)
-    except JudgeRefused as error:
-        if is_known:
-            raise
-        _log(f"{error}; the data do not say which episodes succeeded, so all were taken for successes, and it goes on")
+        return ()
+    found = try_judge(judge, made, asked.num_frames, asked.seed).faults
+    if is_known and options.judge.faulty == "refuse":
+        refuse_faulty(found)
+    where = f", in the preflight{'' if is_known else _ASSUMED}"
+    return [replace(fault, evidence=fault.evidence + where) for fault in found]
 
 
 def _log(line: str) -> None:

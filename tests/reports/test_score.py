@@ -134,7 +134,8 @@ def score(data: Path, *words: str, judge: str = "dim") -> tuple[list[dict], dict
 def test_labels_are_right_in_each_form(tmp_path: Path, form: str, capsys: pytest.CaptureFixture) -> None:
     data = write_data(tmp_path, form, films())
     before = {file: file.read_bytes() for file in data.rglob("*") if file.is_file()}
-    rows, found = score(data, "--success", "assumed", "--judge.faulty", "ok") if form == "videos" else score(data)
+    words = ["--success", "assumed", "--judge.faulty", "ok"] if form == "videos" else []
+    rows, found = score(data, *words)
     assert {file: file.read_bytes() for file in data.rglob("*") if file.is_file()} == before
     for number, curve in enumerate(CURVES):
         own = [row for row in rows if row["episode"] == number]
@@ -153,7 +154,7 @@ def test_labels_are_right_in_each_form(tmp_path: Path, form: str, capsys: pytest
         page.index("progress falls by 0.7") < page.index("0: ") and "data:image/webp" in page and "<script" not in page
     )
     assert "0 questions asked" not in capsys.readouterr().out
-    rows_again, _ = score(data, "--success", "assumed") if form == "videos" else score(data)
+    rows_again, _ = score(data, *words)
     assert rows_again == rows and "0 questions asked" in capsys.readouterr().out
     assert (tmp_path / "data.labels" / "rlvlm_progress.parquet").exists() == (" " in form)
 
@@ -232,10 +233,17 @@ def test_a_judge_that_knows_nothing_is_refused_in_the_benchs_words(
         "--judge.faulty ok starts all the same" in refused.value.fix
         and not (tmp_path / "data.labels/labels.parquet").exists()
     )
-    # where nobody knows which episodes succeeded, it is said and no reason to stop
+    # where the data do not say which episodes succeeded, it is no reason to stop; the page says what the terminal says
     data = write_data(tmp_path / "unknown", "videos", films())
-    score(data, judge="blind")
-    assert "scores everything alike" in capsys.readouterr().err
+    capsys.readouterr()
+    found = score(data, judge="blind")[1]
+    page = data.with_name("data.labels").joinpath("score.html").read_text()
+    names = [fault["name"] for fault in found["faults"]]
+    assert "scores everything alike" in names
+    for text in (capsys.readouterr().out, page):
+        assert all(name in text for name in (*names, "as if all episodes were successes", found["advice"]))
+    assert found["advice"].startswith("Drop nothing by these labels: the judge scores everything alike")
+    assert not found["drop"] and "Keep the 0" not in page
     # nor is anything dropped on its word, where it was asked all the same
     data = write_data(tmp_path / "known", "folder", films())
     found = score(data, "--preflight", "0", judge="blind")[1]
