@@ -1,14 +1,12 @@
 """References to users' own objects in settings: `package.module:NAME`, `file:NAME` or `path/file.py:NAME`."""
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.own_code import import_file, import_own
 
 Registered = TypeVar("Registered")
 GYMNASIUM = "gym:"
@@ -104,26 +102,9 @@ def load_object(reference: str, setting: str) -> Any:
     module_name, _, name = reference.partition(":")
     try:
         if module_name.endswith(".py"):
-            path = Path(module_name).expanduser().resolve()
-            module = sys.modules.get(path.stem)
-            file = getattr(module, "__file__", None) or ""
-            if path.stem in sys.stdlib_module_names or file.startswith(sys.prefix):
-                # its name would be the file's from now on, for everything that imports it
-                raise ImportError(f"{path.name} is called like a module that others need; give it another name")
-            if file != str(path):  # not loaded yet, or another file of that name
-                spec = importlib.util.spec_from_file_location(path.stem, path)
-                assert spec is not None and spec.loader is not None, "a .py file has a loader"
-                module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-                try:
-                    spec.loader.exec_module(module)
-                except BaseException:
-                    del sys.modules[path.stem]  # half a module would be found the next time
-                    raise
+            module = import_file(Path(module_name).expanduser().resolve())
         else:
-            # appended, not put first: a file here with a library's name must not replace it
-            if (folder := str(Path.cwd())) not in sys.path:
-                sys.path.append(folder)
-            module = importlib.import_module(module_name)
+            module = import_own(module_name)
         return getattr(module, name)
     except Exception as error:  # a user's own file may fail in any way
         raise UsageError(

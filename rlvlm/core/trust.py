@@ -19,6 +19,7 @@ from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import Lead, Leading, find_leads
+from rlvlm.core.own_code import note_digest
 from rlvlm.core.references import GYMNASIUM
 
 _OWN = re.compile(r"rlvlm(\.(?!py:)\w+)+:\w+")  # rlvlm.py:NAME would be a file of that name
@@ -69,8 +70,13 @@ def _is_local(model: str) -> bool:
 
 def code_digests(names: Iterable[str]) -> dict[str, str]:
     """Returns the SHA-256 of the file that each reference would import, without importing it; empty if missing."""
-    files = {name: _file_of(name) for name in names}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() if file else "" for name, file in files.items()}
+    digests: dict[str, str] = {}
+    for name in names:
+        file = _file_of(name)
+        digests[name] = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+        if file and file.suffix == ".py":
+            note_digest(file, digests[name])  # what is imported must be what was compared
+    return digests
 
 
 def remember(text: str, code: Iterable[str]) -> None:

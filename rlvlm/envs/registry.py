@@ -6,7 +6,6 @@ family whose goal contains these words: `libero_object/alphabet soup` is `libero
 """
 
 import difflib
-import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlvlm.core.errors import UsageError
 from rlvlm.core.guests import guest_of, guests, load
 from rlvlm.core.leads import CodeRef
+from rlvlm.core.own_code import import_own
 from rlvlm.core.references import GYMNASIUM
 from rlvlm.envs.config import KIND_CONFIGS, ChunkEnvConfig, EnvConfig, StepEnvConfig, TurnEnvConfig
 from rlvlm.envs.deformables.goals import DEFORMABLE_ENVS, DEFORMABLE_GOALS, RETURN_RANGES
@@ -87,7 +87,7 @@ class Task:
     def load_maker(self) -> Callable[..., Any]:
         """Imports and returns the function that makes the env."""
         module, _, function = self.maker.partition(":")
-        return getattr(importlib.import_module(module), function)
+        return getattr(import_own(module), function)
 
 
 def shipped_tasks() -> Iterator[Task]:
@@ -421,7 +421,7 @@ def _gymnasium_task(name: str) -> Task:
     module, _, registered = env_id.rpartition(":")
     try:
         if module:
-            importlib.import_module(module)
+            import_own(module)
         episode_steps = gym.spec(registered).max_episode_steps
     except ImportError as error:
         raise UsageError(f"Gymnasium cannot find {env_id!r}: {error}", _where(module)) from error
@@ -440,7 +440,7 @@ def _gymnasium_task(name: str) -> Task:
 def _load(reference: str) -> Task:
     module, _, attribute = reference.partition(":")
     try:
-        task = getattr(importlib.import_module(module), attribute)
+        task = getattr(import_own(module), attribute)
     except (ImportError, ValueError, AttributeError) as error:
         # a path in place of a module's name is a likely mistake, and shows which folder to put on the path
         folder, _, file = module.removesuffix(".py").rpartition("/")

@@ -106,6 +106,8 @@ def read_saved_settings(settings: Mapping[str, Any], config: RunConfig, name: st
         return {}
     tree = nested(settings)
     _modernise(tree, name)
+    # before kinds, a checkpoint had the settings of all kinds of runs and all families of envs
+    tree = {section: value for section, value in tree.items() if hasattr(config, section)}
     tree["env"] = own_settings(type(config.env), tree.get("env", {}))
     try:
         found = flat(read_settings(type(config), tree, like=config))

@@ -3,7 +3,6 @@
 Their runs are in docs/results.md (states), docs/policies.md (turns) and docs/vla.md (chunks).
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from rlvlm.algorithms.policy_gradient.config import (
 )
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.core.own_code import import_own
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import find_task, full_name, task_env
@@ -49,7 +49,7 @@ def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
         return of_checkpoint(config) if has_checkpoint and config.kind == "chunks" else config
     if own:
         module, _, function = own.partition(":")
-        return replace(getattr(importlib.import_module(module), function)(), task=task)
+        return replace(getattr(import_own(module), function)(), task=task)
     return general(task)
 
 
