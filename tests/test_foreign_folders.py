@@ -25,8 +25,13 @@ from rlvlm.demonstrations.recordings import Recordings, find_form
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.rlds import read_rlds
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig
+from rlvlm.judge_bench.prediction import read_curve
 from rlvlm.labels.images import MissingImage, image_digest
 from rlvlm.labels.store import open_store
+from rlvlm.preferences.teachers import read_shares
+from rlvlm.serving.app_file import read_app_file
+from rlvlm.sweeps.config import read_sweep
+from rlvlm.vlms.engines.secret import read_secret
 from rlvlm.vlms.stills import to_png
 from tests.demonstrations.test_trajectories import (
     GREEN,
@@ -146,6 +151,26 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path, encoding: str) -
     (tmp_path / "A.JSON").write_bytes('{"a": 1}'.encode(encoding))
     assert read_json(tmp_path / "A.JSON") == {"a": 1}
     assert files_ending(tmp_path, ".json") == [tmp_path / "A.JSON"] and not files_ending(tmp_path / "none", ".json")
+
+
+def test_files_of_settings_and_tables_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As Notepad, Excel and PowerShell write them."""
+
+    def written(name: str, text: str, encoding: str = "utf-8-sig") -> Path:
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        (tmp_path / name).chmod(0o600)
+        return tmp_path / name
+
+    rows = "".join(f"{number},1,0,0,0,0\n" for number in range(1, 11))
+    table = written("r.csv", f"bin,correct,incorrect,no_preference,invalid,failed\n{rows}")
+    assert read_shares(table, "x").shape == (10, 3)
+    assert len(read_curve(written("c.csv", "task,kind,worth,before,success\nt,pairs,.9,.1,.5\n"))) == 1
+    sweep = "title: t\ntasks: [number_line]\nseeds: [0]\nsources:\n  a:\n    title: a\n    settings: {}\n"
+    assert read_sweep(written("s.yaml", sweep)) == read_sweep(written("w.yaml", sweep, "utf-16"))
+    app = (RLVLM.parent / "serve_apps/pocket.yaml").read_text()
+    (tmp_path / "plain").mkdir()
+    assert read_app_file(written("a.yaml", app)) == read_app_file(written("plain/a.yaml", app, "utf-8"))
+    assert read_secret(written("key", "abc\r\n")).reveal() == "abc"
 
 
 # --- the readers

@@ -14,7 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlvlm.core.errors import UsageError
+from rlvlm.core.errors import UsageError, first_line
+from rlvlm.core.foreign import read_text
 from rlvlm.core.guests import guest_of, guests, load
 from rlvlm.core.leads import CodeRef
 from rlvlm.core.own_code import import_own
@@ -327,10 +328,10 @@ def make_env(task: str, config: EnvConfig, seed: int) -> Any:
         env.draws_path = True
     if isinstance(config, TurnEnvConfig) and config.prompt:
         try:
-            env.template = Template(Path(config.prompt).expanduser().read_text())
+            env.template = Template(read_text(Path(config.prompt).expanduser()))
             env.turn()  # fills the prompt once, so that unknown names raise here and not during a run
         except OSError as error:
-            what = f"env.prompt {config.prompt} cannot be read: {error.strerror}"
+            what = f"env.prompt {config.prompt} cannot be read: {first_line(error)}"
             raise UsageError(what, "name a text file") from error
         except (KeyError, ValueError) as error:
             what = f"env.prompt {config.prompt} names what there is not: {error}"

@@ -8,6 +8,7 @@ import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_text
 from rlvlm.judge_bench.faults import Fault
 from rlvlm.judges.agreement import area_interval, area_under_curve
 
@@ -177,8 +179,7 @@ def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
     if path == CURVE_FILE and not path.exists():
         return []
     try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(StringIO(read_text(path), newline="")))
         for row in rows:  # checked here, with the file's name, and not in the middle of a report
             numbers = float(row["worth"]), float(row["before"]), float(row["success"])
             if not row["task"] or row["kind"] not in ("pairs", "scores") or not np.isfinite(numbers).all():

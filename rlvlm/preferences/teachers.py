@@ -8,6 +8,7 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import read_json
+from rlvlm.core.foreign import read_json, read_text
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.references import check_call, is_reference, load_object
 from rlvlm.core.state import Stateful
@@ -328,8 +329,7 @@ def read_shares(path: Path, task: str = "") -> FloatArray:
 
 
 def _report_counts(path: Path) -> FloatArray:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(StringIO(read_text(path), newline="")))
     if len({row.get("source") for row in rows}) > 1:
         raise ValueError("it is about several judges; keep the rows of one")
     none = ("no_preference", "invalid", "failed")

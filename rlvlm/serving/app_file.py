@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_text
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -174,8 +175,8 @@ def read_app_file(path: Path) -> AppFile:
         # before parsing: YAML of this size can take minutes
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is larger than {MAX_FILE_BYTES:,} bytes", "an app file has some dozen lines")
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}", "rlvlm serve --list") from error
     try:
         content = _Content.model_validate(read_yaml(text, str(path)))

@@ -8,6 +8,7 @@ from typing import Any
 from rlvlm.core.checks import check_interval, check_least, check_positive
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
+from rlvlm.core.foreign import read_text
 from rlvlm.core.leads import CodeRef
 from rlvlm.runs.settings import from_yaml
 
@@ -150,7 +151,7 @@ def read_sweep(file: Path) -> SweepConfig:
         UsageError: the file cannot be read, has an unknown key, or a value that breaks a rule.
     """
     try:
-        return from_yaml(SweepConfig, file.read_text(), str(file))
+        return from_yaml(SweepConfig, read_text(file), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}", "name a YAML file like those of tune_configs/") from error
     except UsageError as error:

@@ -1,5 +1,6 @@
 """The key of a paid API: read from a place that only its owner can read, and never written anywhere."""
 
+import codecs
 import os
 import stat
 from pathlib import Path
@@ -81,7 +82,7 @@ def read_secret(file: Path) -> Secret:
             f"the key file {file} cannot be read: {error.strerror or error}",
             "name a file that holds the key with key_file",
         ) from error
-    key = data.decode("ascii", errors="replace").strip()
+    key = data.removeprefix(codecs.BOM_UTF8).decode("ascii", errors="replace").strip()  # Notepad writes such a mark
     if not key or len(data) > _MAX_BYTES or not key.isprintable() or " " in key or "\ufffd" in key:
         raise ModelUnavailable(
             f"{file} does not hold a key: one word of plain characters is expected", "write the key alone into the file"
