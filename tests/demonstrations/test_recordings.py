@@ -71,7 +71,7 @@ def test_a_title_may_hold_the_name_of_a_table(title: str) -> None:
 def test_a_table_beside_the_titles_is_still_counted() -> None:
     """A hundred million frames are claimed in a box that FFmpeg walks, and in one that only looks like a text."""
     claim = box(b"stsz", struct.pack(">III", 0, 1, 100_000_000))
-    for place in (box(b"udta", claim), box(b"udta", box(b"trak", claim)), box(b"free", box(b"\xa9nam", b"") + claim)):
+    for place in (box(b"udta", claim), box(b"udta", box(b"trak", claim)), box(b"free", box(b"\xa9nam", claim))):
         data = bytearray(film())
         start = data.index(b"moov") - 4
         (size,) = struct.unpack_from(">I", data, start)

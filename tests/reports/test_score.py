@@ -366,6 +366,44 @@ def test_lerobots_progress_by_hand(tmp_path: Path) -> None:
     assert rows[6][:3] == (26, 4, 1) and np.isnan(rows[6][3]), "behind the last answer nothing is known"
 
 
+LEROBOT = ROOT / ".envs/lerobot312/bin/python"
+READ_AS_LEROBOT = """
+import json, sys
+import draccus, torch
+from lerobot.configs.train import TrainPipelineConfig
+from lerobot.rewards.sarm.rabc import RABCWeights
+config = draccus.parse(TrainPipelineConfig, args=[*sys.argv[1:], "--dataset.repo_id=x"])
+found = config.sample_weighting
+weights = RABCWeights(found.progress_path, chunk_size=2, head_mode=found.head_mode, device=torch.device("cpu"))
+given, _ = weights.compute_batch_weights({"index": torch.arange(20, 27)})
+print(json.dumps([found.type, weights.progress_lookup, given.tolist()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LEROBOT.exists(), reason="needs LeRobot: environments/lerobot.sh")
+def test_the_command_in_the_docs_is_lerobots_own_and_reads_the_file(tmp_path: Path) -> None:
+    episodes = [
+        EpisodeProgress(
+            episode=number,
+            indices=np.arange(first, last),
+            frames=np.array([0, last - first - 1]),
+            progress=np.array([0, end], np.float32),
+        )
+        for number, (first, last, end) in enumerate([(20, 25, 1.0), (25, 27, 0.5)])
+    ]
+    write_lerobot_progress(tmp_path / "rlvlm_progress.parquet", episodes, "abc", "oracle")
+    [line] = [line for line in (ROOT / "docs/score.md").read_text().splitlines() if line.startswith("lerobot-train")]
+    words = line.replace("DATA.labels", str(tmp_path)).split()[1:]
+    command = [LEROBOT, "-c", READ_AS_LEROBOT, *(word for word in words if word != "...")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kind, progress, weights = json.loads(done.stdout.splitlines()[-1])
+    assert kind == "rabc" and list(progress.values()) == pytest.approx([0, 0.25, 0.5, 0.75, 1, 0, 0.5])
+    assert max(weights[:3]) > weights[4], "the last frame of an episode gains nothing"
+
+
 def test_a_folder_of_somebody_else_may_hold_anything(tmp_path: Path) -> None:
     folder = create_folder(tmp_path / "data", "push_block", "chunks", chunks={"cameras": 5})
     arrays = (
