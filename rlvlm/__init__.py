@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlvlm.envs.registry import make_env as make_env
     from rlvlm.judges.build import build_judge as build_judge
     from rlvlm.judges.client import Judge as Judge
+    from rlvlm.reports.watch import Watch as Watch
     from rlvlm.runs.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import load_policy as load_policy
@@ -31,6 +32,7 @@ PUBLIC = {
     "Judge": "rlvlm.judges.client",
     "Query": "rlvlm.core.judging",
     "Task": "rlvlm.envs.registry",
+    "Watch": "rlvlm.reports.watch",
     "build_judge": "rlvlm.judges.build",
     "find_folder": "rlvlm.runs.folder",
     "learned_reward": "rlvlm.runs.in_python",

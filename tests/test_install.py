@@ -26,7 +26,8 @@ KIT = (
     "commands.labels commands.report commands.score demonstrations.exchange demonstrations.lerobot "
     "judge_bench.preflight judges.client judges.build "
     "judges.own labels.export labels.people reports.compare reports.contact_sheet reports.harvest reports.judge_bench "
-    "reports.judge_report reports.judges_page reports.score rewards.monitor serving.label_page vlms.engines.remote"
+    "reports.judge_report reports.judges_page reports.score reports.watch "
+    "rewards.monitor serving.label_page vlms.engines.remote"
 ).split()
 """What the kit imports to do its work, early or late; what these import when they are imported belongs to it too."""
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.judging import Clip, Query
+from rlvlm.core.judging import Clip, Query, Score
 from rlvlm.core.steps import Frames
 from rlvlm.judges.batching import Batches, Kind
 from rlvlm.judges.build import build_judge
@@ -32,6 +32,11 @@ class Scores(NamedTuple):
     """[N] scores in [0, 1]; None unless the status is ok, never a made-up 0."""
     statuses: list[str]
     """[N] ok, invalid (an answer that cannot be read) or failed (no answer)."""
+
+    @classmethod
+    def of(cls, answers: Sequence[Score]) -> "Scores":
+        """Returns values and statuses of whole answers."""
+        return cls([answer.value for answer in answers], [str(answer.status) for answer in answers])
 
 
 class Choices(NamedTuple):
@@ -104,11 +109,16 @@ class Judge:
             JudgeUnavailable: nothing was answered.
             UnsupportedQuestion: the judge cannot be asked this.
         """
-        return _scores(self._batches.run("score", _clips(clips, goal)))
+        return Scores.of(self.ask_clips(clips, goal)[1])
 
     async def score_async(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> Scores:
         """Returns what `score` does, without blocking the caller's event loop."""
-        return _scores(await self._batches.on_loop("score", _clips(clips, goal)))
+        return Scores.of(await self._batches.on_loop("score", _clips(clips, goal)))
+
+    def ask_clips(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> tuple[list[Clip], list[Score]]:
+        """Returns the clips as they were asked about, and the whole answers; see `score`."""
+        asked = _clips(clips, goal)
+        return asked, self._batches.run("score", asked)
 
     def compare(self, pairs: Sequence[Any], goal: str | Sequence[str] = "") -> Choices:
         """Returns which side of each pair is nearer to its goal; raises as `score`.
@@ -122,10 +132,6 @@ class Judge:
     async def compare_async(self, pairs: Sequence[Any], goal: str | Sequence[str] = "") -> Choices:
         """Returns what `compare` does, without blocking the caller's event loop."""
         return _choices(await self._batches.on_loop("compare", _queries(pairs, goal)))
-
-
-def _scores(answers: Sequence[Any]) -> Scores:
-    return Scores([answer.value for answer in answers], [str(answer.status) for answer in answers])
 
 
 def _choices(answers: Sequence[Any]) -> Choices:
