@@ -15,10 +15,10 @@ import tyro
 from rlvlm.core.disk import write_whole
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.bench import make_task, summarise
-from rlvlm.judge_bench.entries import entry_of, entry_text, read_questions
 from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, find_suite
 from rlvlm.judge_bench.task_items import make_items
+from rlvlm.plugins.judge_table.entries import entry_of, entry_text, read_questions
 from rlvlm.testing.planted import PLANTED, bench, honest
 
 SIZE_PX = 100

@@ -84,11 +84,14 @@ def run_command(argv: Sequence[str]) -> int:
         return EXIT_DONE
     # a guest's form of a command, such as `labels import`, goes before the command itself
     name = next((form for form in (" ".join(argv[:2]), name) if form in known), name)
+    for wanted in (" ".join(argv[:2]), name):
+        if missing := guest_of("commands", wanted):
+            raise UsageError(f"there is no command {wanted!r}{missing}", "install it, or see rlvlm --help")
     if name not in known:
         near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean rlvlm {near[0]}?" if near else "rlvlm --help"
         listed = ", ".join(command for command in known if " " not in command)
-        raise UsageError(f"there is no command {name!r}{guest_of('commands', name)}; commands: {listed}", hint)
+        raise UsageError(f"there is no command {name!r}; commands: {listed}", hint)
     if known[name].needs_train:
         check_train(f"rlvlm {name}")
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait

@@ -1,4 +1,4 @@
-"""`rlvlm judge-bench SUITE`, and `rlvlm judge-bench compare`, `freeze` and `harvest`."""
+"""`rlvlm judge-bench SUITE`, and `rlvlm judge-bench compare` and `freeze`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,15 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.console.arguments import parse
+from rlvlm.core.errors import UsageError
+from rlvlm.core.guests import guest_of, load, with_guests
 from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import check_trust
+
+_TABLE = "judge-bench table"
+"""Command of a guest that makes a page of entries."""
 
 
 @dataclass(frozen=True)
@@ -26,43 +30,17 @@ class CompareArguments:
     the first entry."""
 
 
-@dataclass(frozen=True)
-class HarvestArguments:
-    """Make a suite of the episodes that judged runs kept: successes for the judge, but not for the simulator."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of one task, or folders that contain such runs."""
-    out: Path = Path("hacked")
-    """Folder for TASK.hacked.json and tricks.png."""
-    episodes: int = 150
-    """Maximum number of episodes in the suite, 1 to 150."""
-    frames: int = 8
-    """Maximum number of images per episode, evenly spread, >= 2."""
-    trust: bool = False
-    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
-
-    def __post_init__(self) -> None:
-        check_interval(self, "--", "[1, 150]", "episodes")
-        check_least(self, "--", 2, "frames")
-
-
 def command(words: Sequence[str], prog: str) -> int:
-    """Runs `judge-bench [SUITE] [--judge.* ...] [--out DIR]`, `judge-bench compare`, `freeze` or `harvest`."""
+    """Runs `judge-bench [SUITE] [--judge.* ...] [--out DIR]`, `judge-bench compare` or `freeze`."""
     if words and words[0] == "compare":
         arguments = parse(CompareArguments, words[1:], f"{prog} compare")
         if arguments.out is not None:
-            from rlvlm.reports.judges_page import compare_entries
-
-            return compare_entries(arguments.rows, arguments.items, arguments.out)
+            if (page := with_guests("commands", {}).get(_TABLE)) is None:
+                raise UsageError(f"--out writes a page of entries{guest_of('commands', _TABLE)}", "leave it out")
+            return load(page.call)(words[1:], f"{prog} compare")
         from rlvlm.reports.compare_benches import compare_benches
 
         return compare_benches(arguments.rows)
-    if words and words[0] == "harvest":
-        harvested = parse(HarvestArguments, words[1:], f"{prog} harvest")
-        check_trust(harvested.runs, trust=harvested.trust)
-        from rlvlm.reports.harvest import harvest
-
-        return harvest(harvested.runs, harvested.out, harvested.episodes, harvested.frames)
     if words and words[0] == "freeze":
         frozen = parse(FreezeOptions, words[1:], f"{prog} freeze")
         _check_suite(frozen.suite, trust=False)

@@ -105,6 +105,9 @@ class Guest:
     `policy.lerobot`. The class is a frozen dataclass with defaults; its module imports nothing above `rlvlm.core`. A
     section has no effect without the guest's own judges and checkpoints. Its static method `current`, if it has one,
     brings saved settings of earlier versions to today's form."""
+    bench_files: str = ""
+    """`module:FUNCTION` that writes more files beside a bench's row, called with what was `judge_bench.bench.Measured`,
+    the judge's name for a table of judges, and the bench's folder."""
     tasks: str = ""
     """`module:FUNCTION` that returns its `envs.registry.Task`s."""
 

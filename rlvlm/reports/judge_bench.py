@@ -12,13 +12,13 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
+from rlvlm.core.guests import guests, load
 from rlvlm.core.steps import Frames
 from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.judge_bench.archive import SUFFIX, Archive
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.attempts import ATTEMPTS_ASKED, LINE_ASKED
 from rlvlm.judge_bench.bench import Measured, freeze, make_task, measure, require_goals, summarise
-from rlvlm.judge_bench.entries import ENTRY_FILE, entry_of, entry_text, read_questions
 from rlvlm.judge_bench.hacked import SUFFIX as HACKED_SUFFIX
 from rlvlm.judge_bench.hacked import write_suite
 from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
@@ -104,9 +104,8 @@ def bench_judge(options: BenchOptions) -> int:
     write_json(out / ROW_FILE, row)
     lines = [json.dumps(_plain(asdict(answer))) for answer in found.rows()[1]]
     write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
-    if wanted.frozen is not None and found.is_whole:
-        entry = entry_of(found, options.name, read_questions(wanted.frozen.path))
-        write_whole(out / ENTRY_FILE, entry_text(entry))
+    for write in (guest.bench_files for guest in guests().values() if guest.bench_files):
+        load(write)(found, options.name, out)
     _write_failures(found, out)
     title, sections = f"{judge_name(row)} on {row['bench']['suite']}", bench_sections(row, found, curve_runs, worst)
     write_whole(out / "bench.html", page(title, sections))

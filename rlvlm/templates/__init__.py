@@ -18,14 +18,18 @@ _PAGES = Environment(
 )
 
 
-def render(name: str, **facts: Any) -> str:
+def render(name: str | Path, **facts: Any) -> str:
     """The HTML of a page.
 
     Args:
-        name: of a template in this folder.
+        name: of a template in this folder, or the file of one elsewhere, which may use those of this folder.
         facts: what the template asks for; a missing one raises jinja2's UndefinedError.
     """
-    page = _PAGES.get_template(name).render(facts)
+    if isinstance(name, Path):
+        pages = _PAGES.overlay(loader=FileSystemLoader([name.parent, Path(__file__).parent]))
+        page = pages.get_template(name.name).render(facts)
+    else:
+        page = _PAGES.get_template(name).render(facts)
     return page.encode(errors="replace").decode()  # a model may write half of a surrogate pair, which has no UTF-8
 
 

@@ -63,7 +63,6 @@ READS = {
     "judge-bench demos --reference oracle --out new": False,
     "judge-bench drawer_open --player run": True,
     "judge-bench compare bench bench": False,
-    "judge-bench harvest run --out new": True,
     "score demos --out scored": True,
 } | {
     line: asks

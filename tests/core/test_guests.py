@@ -140,7 +140,7 @@ def test_every_guest_that_ships_has_code_a_page_and_tests() -> None:
         assert guest.about and (root / "docs" / guest.docs).is_file(), file
         assert any((root / "tests/plugins" / file.parent.name).glob("test_*.py")), file
         made = [command.call for command in guest.commands.values()] + [judge.build for judge in guest.judges.values()]
-        for reference in [*made, *filter(None, [guest.tasks])]:
+        for reference in [*made, *filter(None, [guest.tasks, guest.bench_files])]:
             assert callable(guests.load(reference)), reference
 
 

@@ -189,7 +189,6 @@ def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm:
         ("drawer_open", {"image_px": "picture_px"}),
         ("push_block", {"max_kl": "largest_kl", "min_auc": "least_auc", "continue_after_success": "plays_on"}),
         ("libero_object/0", {"render_style": "look", "start_jitter_m": "moved"}),
-        ("push_block", {"  lerobot:": "  smolvla:", "    faults: []": "    patches: exact"}),
         ("number_line", {"max_invalid_share": "most_unreadable", "shrinkage": "is_shrunk", "strict": "mended"}),
         ("number_line", {"head: text": "acts: text"}),
         ("pick_place_can", {"head: actions": "acts: head"}),

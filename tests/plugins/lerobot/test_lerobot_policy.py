@@ -172,6 +172,8 @@ def test_settings_of_a_section_of_a_guest_are_not_told_apart_from_the_cores() ->
     config = override(recipe("push_block"), {"policy.head": "flow", "policy.model": "a/b", "policy.lerobot.at_once": 3})
     assert section_of(config.policy, LeRobotConfig).at_once == 3
     assert read_config_text(config_text(config)) == config
+    before = config_text(config).replace("  lerobot:", "  smolvla:").replace("    faults: []", "    patches: exact")
+    assert read_config_text(before) == config, "as a run from before pi0 wrote it"
     text = config_text(config).replace("faults: []", "fault: []")
     with pytest.raises(UsageError, match=r"unknown key policy\.lerobot\.fault"):
         read_config_text(text)

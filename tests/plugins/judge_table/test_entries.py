@@ -14,14 +14,14 @@ from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
 from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.bench import freeze, measure, summarise
-from rlvlm.judge_bench.entries import ALL, Questions, entry_of, entry_text, read_entry, read_questions
 from rlvlm.judge_bench.items import CASES
 from rlvlm.judge_bench.suites import Suite, find_suite
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.plugins.judge_table.entries import ALL, Questions, entry_of, entry_text, read_entry, read_questions
 from rlvlm.testing import fooled
 
 SMALL = Suite(name="small", tasks=("push_block",), episodes=8, pairs=12, videos=3, controls=3, tracks=1)
-JUDGES = Path(__file__).parents[2] / "docs" / "judges"
+JUDGES = Path(__file__).parents[3] / "docs" / "judges"
 SCRIPT = "</td><script>alert(1)</script>"
 
 

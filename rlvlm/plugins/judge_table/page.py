@@ -11,7 +11,7 @@ from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.judge_bench.archive import SUFFIX
-from rlvlm.judge_bench.entries import ALL, Entry, Questions, read_entry, read_questions
+from rlvlm.plugins.judge_table.entries import ALL, Entry, Questions, read_entry, read_questions
 from rlvlm.templates import render
 
 _COLUMNS = {
@@ -83,9 +83,10 @@ def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
     heads += [_Head(name=_COLUMNS[figure], task=task) for task in tasks for figure in _TASK_COLUMNS]
     # a judge that a policy can fool may well have the highest figures
     ordered = sorted(entries, key=lambda entry: (len(entry.figures["faults"]), -_area(entry), entry.name))
-    script = render("judges.js")
+    folder = Path(__file__).parent
+    script = render(folder / "judges.js")
     return render(
-        "judges.html.j2",
+        folder / "judges.html.j2",
         title=f"Judges on {questions.archive.suite}",
         suite=questions.archive.suite,
         digest=questions.archive.digest,

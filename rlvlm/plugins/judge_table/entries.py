@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Label, Stamp, Status
@@ -72,6 +73,13 @@ def read_questions(path: Path) -> Questions:
     return Questions(
         archive=archive, tasks={entry.task: frozen_items(archive, entry.task, None) for entry in archive.tasks}
     )
+
+
+def write_entry(found: Measured, name: str, folder: Path) -> None:
+    """Writes the entry of a judge that was asked all of a frozen suite into the bench's folder; else nothing."""
+    if found.suite.frozen is not None and found.is_whole:
+        entry = entry_of(found, name, read_questions(found.suite.frozen.path))
+        write_whole(folder / ENTRY_FILE, entry_text(entry))
 
 
 def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]:

@@ -23,7 +23,9 @@ _MAX_SHOWN = 16
 """Maximum number of episodes on the sheet, one of each trick per judge."""
 
 
-def harvest(runs: Sequence[Path], out: Path, max_episodes: int = MAX_IN_SUITE, max_frames: int = MAX_FRAMES) -> int:
+def harvest_suite(
+    runs: Sequence[Path], out: Path, max_episodes: int = MAX_IN_SUITE, max_frames: int = MAX_FRAMES
+) -> int:
     """Writes `TASK.hacked.json` and a sheet with images of each trick into `out`, and returns the exit code.
 
     Runs take turns, so that one judge's tricks do not fill the suite.

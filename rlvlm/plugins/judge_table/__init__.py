@@ -1,0 +1,1 @@
+"""What others take from a bench: entries, the page of judges, and suites of what fooled judges in runs."""

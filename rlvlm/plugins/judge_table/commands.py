@@ -1,0 +1,61 @@
+"""`rlvlm judge-bench table` and `rlvlm judge-bench harvest`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.console.arguments import parse
+from rlvlm.runs.folder import check_trust
+
+
+@dataclass(frozen=True)
+class TableArguments:
+    """Write a page of entries: one sortable table, one entry per row."""
+
+    entries: tyro.conf.Positional[tuple[Path, ...]]
+    """Files of entries (entry.json)."""
+    out: Path
+    """File for the page."""
+    items: Path | None = None
+    """File of the frozen suite that the entries are about, at least its questions; by default the only .zip beside
+    the first entry."""
+
+
+@dataclass(frozen=True)
+class HarvestArguments:
+    """Make a suite of the episodes that judged runs kept: successes for the judge, but not for the simulator."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs of one task, or folders that contain such runs."""
+    out: Path = Path("hacked")
+    """Folder for TASK.hacked.json and tricks.png."""
+    episodes: int = 150
+    """Maximum number of episodes in the suite, 1 to 150."""
+    frames: int = 8
+    """Maximum number of images per episode, evenly spread, >= 2."""
+    trust: bool = False
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
+
+    def __post_init__(self) -> None:
+        check_interval(self, "--", "[1, 150]", "episodes")
+        check_least(self, "--", 2, "frames")
+
+
+def table(words: Sequence[str], prog: str) -> int:
+    """Runs `judge-bench table ENTRY... --out FILE`."""
+    arguments = parse(TableArguments, words, prog)
+    from rlvlm.plugins.judge_table.page import compare_entries  # numpy: not needed for help
+
+    return compare_entries(arguments.entries, arguments.items, arguments.out)
+
+
+def harvest(words: Sequence[str], prog: str) -> int:
+    """Runs `judge-bench harvest RUN... --out DIR`."""
+    arguments = parse(HarvestArguments, words, prog)
+    check_trust(arguments.runs, trust=arguments.trust)
+    from rlvlm.plugins.judge_table.harvest import harvest_suite  # numpy: not needed for help
+
+    return harvest_suite(arguments.runs, arguments.out, arguments.episodes, arguments.frames)
