@@ -22,7 +22,7 @@ COMMANDS: dict[str, str] = {
     "sweep": "FILE             tasks x reward sources x seeds, side by side",
     "collect": "TASK             collect demonstrations by a scripted expert or a VLM",
     "sft": "TASK --from DATA fine-tune a policy on a folder of demonstrations",
-    "data": "show | export | import   folders of demonstrations",
+    "data": "show   folders of demonstrations",
     "serve": "NAME|RUN         serve a judge, or a run's policy, over HTTP; --list shows the judges",
     "report": "DIR...           compare runs: table, curves, page",
     "judge-report": "RUN|STORE...     a judge's accuracy, calibration, consistency and latency",

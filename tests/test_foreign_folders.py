@@ -19,11 +19,10 @@ from PIL import Image
 
 from rlvlm.core.errors import RunError
 from rlvlm.core.foreign import OutsideFolder, files_ending, open_inside, read_json, read_text
-from rlvlm.demonstrations.exchange import import_chats
+from rlvlm.core.guests import guests
 from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.demonstrations.recordings import Recordings, find_form
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.demonstrations.rlds import read_rlds
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig
 from rlvlm.judge_bench.prediction import read_curve
 from rlvlm.labels.images import MissingImage, image_digest
@@ -33,7 +32,7 @@ from rlvlm.serving.app_file import read_app_file
 from rlvlm.sweeps.config import read_sweep
 from rlvlm.vlms.engines.secret import read_secret
 from rlvlm.vlms.stills import to_png
-from tests.demonstrations.test_trajectories import (
+from tests.recorded_data import (
     GREEN,
     NAMES,
     PX,
@@ -57,10 +56,10 @@ OPENERS = {
 METHODS = {"read_text", "read_bytes", "open"}
 BY_ROOT = {"read_bytes": 3, "read_json": 3, "read_text": 3, "read_table": 4, "read_arrays": 2, "json_objects": 2}
 """Readers of `core.foreign` and `tables`, and the number of arguments with the folder."""
-MODULES = ("demonstrations/*.py", "labels/*.py", "vlms/videos.py", "vlms/stills.py")
+MODULES = ("demonstrations/*.py", "plugins/exchange/*.py", "labels/*.py", "vlms/videos.py", "vlms/stills.py")
 KNOWN = {
-    "demonstrations/exchange.py: export_chats: open": "writes",
-    "demonstrations/exchange.py: _chats: read_text": "the file of chats that the user named",
+    "plugins/exchange/chats.py: export_chats: open": "writes",
+    "plugins/exchange/chats.py: _chats: read_text": "the file of chats that the user named",
     "demonstrations/folder.py: add: open": "writes, and looks at the end of the lines to which it appends",
     "demonstrations/libero_hdf5.py: _opened: h5py.File": "a stream of open_inside",
     "demonstrations/recorded_labels.py: read_labels: pq.read_schema": "a stream of open_regular",
@@ -92,7 +91,8 @@ def opening_calls() -> Iterator[str]:
 
 
 def test_a_new_reader_of_others_folders_opens_through_open_inside() -> None:
-    assert set(opening_calls()) == set(KNOWN)
+    there = {call for call in KNOWN if (RLVLM / call.partition(":")[0]).exists()}  # a guest may have been taken out
+    assert set(opening_calls()) == there
 
 
 # --- the function itself
@@ -184,11 +184,15 @@ def read_recordings(root: Path) -> Iterator[Any]:
 
 
 def read_records(root: Path) -> Iterator[Any]:
+    from rlvlm.plugins.exchange.rlds import read_rlds
+
     yield from read_rlds(root, CutConfig())
 
 
 def read_chats(root: Path) -> Iterator[Any]:
     folder = create_folder(root.parent / "imported", "number_line", "turns", ("+", "-"))
+    from rlvlm.plugins.exchange.chats import import_chats
+
     yield import_chats(root / "chats.json", folder, "x", root / "images")
     yield list(folder.episodes())
 
@@ -264,6 +268,8 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterator[Any]]
     "our folder": (make_folder, read_folder),
     "label store": (make_store, read_store),
 }
+if "exchange" not in guests():
+    READERS = {name: reader for name, reader in READERS.items() if name not in ("RLDS", "chats")}
 
 
 def replaced(name: str) -> Callable[[Path, Path], None]:
@@ -397,6 +403,7 @@ ATTACKS: list[tuple[str, str, Callable[[Path, Path], None]]] = [
     ("label store", "link: folder of segments", replaced("lines")),
     ("label store", "link: image", replaced("pictures")),
 ]
+ATTACKS = [attack for attack in ATTACKS if attack[0] in READERS]
 
 
 @pytest.mark.parametrize("reader", READERS)

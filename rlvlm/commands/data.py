@@ -1,17 +1,13 @@
-"""`rlvlm data show | export | import`: demonstrations."""
+"""`rlvlm data show`: demonstrations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import tyro
 
-from rlvlm.core.console.arguments import print_progress, run_form
-from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.demonstrations.card import FilterConfig
-from rlvlm.demonstrations.trajectory import CutConfig
-from rlvlm.envs.registry import find_task, full_name, make_env, task_env
+from rlvlm.core.console.arguments import run_form
+from rlvlm.core.errors import MachineError
 
 
 @dataclass(frozen=True)
@@ -24,48 +20,9 @@ class ShowArguments:
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportArguments:
-    """Export demonstrations as chats, or as a table."""
-
-    folder: tyro.conf.Positional[Path]
-    """Folder made by `rlvlm collect`."""
-    out: Path
-    """File to write; an existing one is replaced. Image paths are relative to it."""
-    form: Literal["llava", "qwen", "parquet"] = "qwen"
-    """llava: a JSON array of conversations; qwen: a line of messages per step; parquet: a row per step, unfiltered."""
-    filter: FilterConfig = field(default_factory=FilterConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportArguments:
-    """Import chats or recorded robot trajectories into a folder of demonstrations."""
-
-    file: tyro.conf.Positional[Path]
-    """For chats, a file with a JSON array, or one JSON object per line; else a file or the folder of a data set."""
-    out: Path
-    """Folder of the demonstrations; created if missing."""
-    task: str
-    """For chats, the task in turns whose actions the answers name; else the task in chunks with the instructions."""
-    form: Literal["chats", "libero", "lerobot", "rlds"] = "chats"
-    """Format of the data. chats: chats of LLaVA or Qwen; libero: LIBERO's HDF5 files; lerobot: a LeRobot data set,
-    version 2 or 3; rlds: TFRecord files such as those of modified_libero_rlds."""
-    player: str = "imported"
-    """For chats: name of the player that gave the answers."""
-    images: Path | None = None
-    """For chats: folder of the image files, to which their names are relative; by default the file's own."""
-    cut: CutConfig = field(default_factory=CutConfig)
-    """For trajectories."""
-
-
 def command(words: Sequence[str], prog: str) -> int:
-    """Runs `data show DIR`, `data export DIR --out FILE` or `data import FILE --out DIR --task TASK`."""
-    forms = {
-        "show": (ShowArguments, show),
-        "export": (ExportArguments, export),
-        "import": (ImportArguments, import_file),
-    }
-    return run_form(words, prog, forms)
+    """Runs `data show DIR`."""
+    return run_form(words, prog, {"show": (ShowArguments, show)})
 
 
 def show(arguments: ShowArguments) -> str:
@@ -85,59 +42,3 @@ def show(arguments: ShowArguments) -> str:
             note = f"no contact sheet: {error}\n"
     write_card(folder)
     return (arguments.folder / "README.md").read_text() + note
-
-
-def export(arguments: ExportArguments) -> str:
-    """Exports demonstrations, and returns how many rows or chats were written, and why others were left out."""
-    from rlvlm.demonstrations.exchange import export_chats, export_parquet
-    from rlvlm.demonstrations.folder import open_folder
-
-    folder = open_folder(arguments.folder)
-    if arguments.form == "parquet":
-        return f"{export_parquet(folder, arguments.out):,} rows in {arguments.out}\n"
-    count, reasons = export_chats(folder, arguments.out, arguments.form, arguments.filter)
-    left_out = "".join(f"; left out {number:,}: {reason}" for reason, number in reasons.most_common())
-    return f"{count:,} chats in {arguments.out}{left_out}\n"
-
-
-def import_file(arguments: ImportArguments) -> str:
-    """Imports data, and returns how many chats or trajectories were added, and why others were left out.
-
-    Raises:
-        UsageError: an option is for the other kind of data, the data are missing or of another kind of task, or nothing
-            of them was or had been added.
-    """
-    from rlvlm.demonstrations.card import write_card
-    from rlvlm.demonstrations.exchange import import_chats
-    from rlvlm.demonstrations.folder import create_folder
-    from rlvlm.demonstrations.import_trajectories import import_trajectories
-    from rlvlm.reports.contact_sheet import write_sheet
-
-    task, file, out, form = full_name(arguments.task), arguments.file, arguments.out, arguments.form
-    kind, example = ("turns", "number_line") if form == "chats" else ("chunks", "libero_object/0")
-    if form == "chats" and arguments.cut != CutConfig():
-        what = "--cut and --success are for trajectories, and have no effect on chats"
-        raise UsageError(what, "say what the data are: --form libero")
-    if form != "chats" and (arguments.player, arguments.images) != ("imported", None):
-        raise UsageError("--player and --images are for chats, and have no effect on trajectories", "leave them out")
-    if find_task(task).kind != kind:
-        raise UsageError(f"{task} is not an env in {kind}", f"--task {example}")
-    if not (file.is_file() if form == "chats" else file.exists()):
-        wanted = (
-            "a JSON array of chats, or a file with one chat per line" if form == "chats" else "a file or a data set"
-        )
-        raise UsageError(f"{file} is not a file", f"name {wanted}")
-    env = make_env(task, task_env(task), 0)
-    if form == "chats":
-        folder = create_folder(out, task, kind, env.action_names)
-        counts = import_chats(file, folder, arguments.player, arguments.images)
-    else:
-        folder, counts = import_trajectories(file, form, out, task, env, arguments.cut, print_progress)
-        write_sheet(folder, lambda: env)
-    write_card(folder)
-    left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
-    text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"
-    # importing the same data again adds nothing, and is no mistake
-    if not counts["added"] and not counts["there already"]:
-        raise UsageError(text, "name data of this task, or give the data's task with --task")
-    return f"{text}\n"

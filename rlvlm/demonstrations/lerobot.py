@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.rlds import decoded
+from rlvlm.demonstrations.encoded import decoded
 from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 

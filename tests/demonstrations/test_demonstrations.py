@@ -1,23 +1,17 @@
-import base64
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from rlvlm.commands import data
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.card import FilterConfig, census, select, split, write_card
 from rlvlm.demonstrations.collect import FIRST_SEED, PlayerReply, ScriptedExpert, collect, play
-from rlvlm.demonstrations.exchange import export_chats, export_parquet, import_chats
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder, open_folder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord, to_token_episode
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.labels.images import image_digest
 
 
 def made(task: str):
@@ -108,7 +102,6 @@ def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:
     collect(env, Mumbler(), folder, 2, seed=0)
     counts = write_card(folder)
     assert counts.rejected == {"unreadable reply": 20} and counts.actions == {"(none)": 20}
-    assert export_parquet(folder, tmp_path / "t.parquet") == 20
 
 
 def test_a_split_keeps_seeds_together_and_is_stable() -> None:
@@ -120,116 +113,12 @@ def test_a_split_keeps_seeds_together_and_is_stable() -> None:
     assert split(records, 0.0)[1] == []
 
 
-@pytest.mark.parametrize("form", ["llava", "qwen"])
-def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
-    folder = folder_of(tmp_path / "d", "blackjack", 4)
-    file = tmp_path / "chats.json"
-    count, reasons = export_chats(folder, file, form, FilterConfig())
-    steps = [step for record in folder.episodes() for step in record.steps]
-    assert count == len(steps) and not reasons
-    back = create_folder(tmp_path / "back", "blackjack", "turns", folder.action_names)
-    assert import_chats(file, back, "imported") == {"added": count}
-    returned = [step for record in back.episodes() for step in record.steps]
-    for one, other in zip(steps, returned, strict=True):
-        for name in ("prompt", "text", "action", "pictures"):
-            assert getattr(one, name) == getattr(other, name)
-        assert np.array_equal(back.image_store.load(other.pictures[0]), folder.image_store.load(one.pictures[0]))
-
-
-def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "d", "number_line", 1)
-    image = next((tmp_path / "d" / "pictures").rglob("*.png")).relative_to(tmp_path).as_posix()
-    user = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "now?"}]}
-    system, reply = {"role": "system", "content": "Play."}, {"role": "assistant", "content": '{"action": "+"}'}
-    good = {"messages": [system, user, reply]}
-    turns = [{"from": "human", "value": "<image>\na"}, {"from": "gpt", "value": "b"}]
-    two = {"image": [image, image], "conversations": turns * 2}
-    outside, missing = ({"image": place, "conversations": turns} for place in ("../../etc/hostname", "no.png"))
-    odd = [{}, [], 3, {"messages": [user]}, {"conversations": [{"from": "x", "value": ""}]}, {"messages": "text"}]
-    file = tmp_path / "chats.jsonl"
-    file.write_text("\n".join(json.dumps(chat) for chat in [good, two, outside, missing, *odd]))
-    back = create_folder(tmp_path / "back", "number_line", "turns", folder.action_names)
-    counts = import_chats(file, back, "someone")
-    assert (counts["added"], counts["image missing or unreadable"]) == (2, 2) and counts.total() == 4 + len(odd)
-    one, other = back.episodes()
-    assert one.steps[0].prompt == "Play.\n\nnow?" and one.steps[0].action == "+"
-    assert [step.prompt for step in other.steps] == ["a", "a"] and other.steps[0].action is None
-    export_chats(create_folder(tmp_path / "empty", "number_line", "turns", ("-", "+")), file, "llava", FilterConfig())
-    assert json.loads(file.read_text()) == []
-    file.write_text("no json")
-    with pytest.raises(UsageError, match="cannot be read as chats"):
-        import_chats(file, back, "someone")
-
-
-def asked(content: Any, **beside: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "b"}]} | beside
-
-
-def said(value: str, **beside: Any) -> dict[str, Any]:
-    return {"conversations": [{"from": "human", "value": value}, {"from": "gpt", "value": "b"}], **beside}
-
-
-NOW = {"type": "text", "text": "now?"}
-LATER = {"messages": [*asked("<image>one")["messages"], *asked("<image>two")["messages"]]}
-
-
-@pytest.mark.parametrize(
-    ("chat", "shown"),
-    [
-        (asked("<image>now?", images=["a.png"]), ["a"]),  # LLaMA-Factory and ms-swift
-        (asked("now?", images=["a.png", "b.png"]), ["ab"]),
-        ({**LATER, "images": [{"path": "b.png", "bytes": None}, "a.png"]}, ["b", "a"]),
-        ({**LATER, "images": ["a.png"]}, None),
-        (asked([{"type": "image"}, NOW], images=["a.png"]), ["a"]),  # TRL
-        (asked([{"type": "image_url", "image_url": {"url": "a.png"}}, NOW]), ["a"]),  # OpenAI
-        (asked([{"type": "image_url", "image_url": {"url": "DATA"}}, NOW]), ["b"]),
-        (asked([{"type": "image", "image": "a.png"}, {"type": "text", "text": "what is <image>?"}]), ["a"]),
-        (asked([{"type": "image", "image": "a.png"}, NOW], images=["b.png"]), None),
-        (asked([{"type": "video", "video": "a.mp4"}, NOW]), None),
-        (asked("<video>now?", videos=["a.mp4"]), None),
-        (asked("<image>now?"), None),
-        (said("now?", image="a.png"), ["a"]),  # LLaVA
-        (said("<image>now?", image=["a.png", "b.png"]), None),
-        (said("<image><image>now?", images=["b.png", "a.png"]), ["ba"]),
-        (asked("now?", messages=[{"role": "system", "content": "<image>"}, *LATER["messages"]], image="a.png"), None),
-    ],
-)  # fmt: skip
-def test_a_chat_is_read_with_all_of_its_images_or_left_out(
-    tmp_path: Path, chat: dict[str, Any], shown: list[str] | None
-) -> None:
-    images = {name: np.full((8, 8, 3), 100 + place, np.uint8) for place, name in enumerate("ab")}
-    for name, image in images.items():
-        Image.fromarray(image).save(tmp_path / f"{name}.png")
-    names = {image_digest(image): name for name, image in images.items()}
-    data = f"data:image/png;base64,{base64.b64encode((tmp_path / 'b.png').read_bytes()).decode()}"
-    (tmp_path / "chats.json").write_text(json.dumps([chat]).replace("DATA", data))
-    folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
-    counts = import_chats(tmp_path / "chats.json", folder, "someone")
-    assert (counts["added"], counts.total()) == (int(shown is not None), 1)
-    read = [step for record in folder.episodes() for step in record.steps]
-    assert ["".join(names[digest] for digest in step.pictures) for step in read] == (shown or [])
-
-
-def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_path: Path) -> None:
-    names = made("number_line").action_names
-    back = create_folder(tmp_path / "back", "number_line", "turns", names)
-    for place, answer in enumerate("+-"):
-        file = tmp_path / str(place) / "chats.json"
-        file.parent.mkdir()
-        said = [{"from": "human", "value": "now?"}, {"from": "gpt", "value": f'{{"action": "{answer}"}}'}]
-        file.write_text(json.dumps([{"conversations": said}]))
-        assert import_chats(file, back, "someone") == {"added": 1}
-        assert import_chats(file, back, "someone") == {"there already": 1}
-    assert [record.steps[0].action for record in back.episodes()] == ["+", "-"]
-
-
 def test_chunks_fit_into_the_same_folder_format(tmp_path: Path) -> None:
     arrays = {"actions": np.ones((3, 4, 7), np.float32), "proprio": np.zeros((3, 8), np.float32)}
     record = replace(episode(kind="chunks", task="push_block", goal="push the red block"), arrays=arrays)
     create_folder(tmp_path / "d", "push_block", "chunks").add(record)
     (back,) = open_folder(tmp_path / "d").episodes()
     assert back.goal == "push the red block" and back.arrays["actions"].shape == (3, 4, 7)
-    assert export_parquet(open_folder(tmp_path / "d"), tmp_path / "t.parquet") == 1
     assert split([back], 0.5) and select([back], FilterConfig())[0] == [(back, (0,))]
 
 
@@ -258,19 +147,6 @@ def test_an_array_file_with_any_byte_changed_costs_no_other_episode(tmp_path: Pa
         assert second.id in [found.id for found in folder.episodes()]
 
 
-def test_chats_survive_what_a_model_may_write(tmp_path: Path) -> None:
-    folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
-    told = [
-        {"messages": [{"role": "user", "content": f"a{mark}b"}, {"role": "assistant", "content": f"c{mark}d"}]}
-        for mark in ("\u2028", "\u2029", "\u0085", "\n")
-    ]
-    marks = {"conversations": [{"from": "human", "value": "<image> <image>"}, {"from": "gpt", "value": "b"}]}
-    lines = [json.dumps(chat, ensure_ascii=False) for chat in (*told, marks)]
-    (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n\n", encoding="utf-8")
-    counts = import_chats(tmp_path / "chats.jsonl", folder, "me")
-    assert counts["added"] == 4 and counts.total() == 5, "more marks than images is a chat of another form"
-
-
 def test_texts_of_others_break_no_table_of_the_card_and_rule_no_terminal(tmp_path: Path, capsys) -> None:
     folder = create_folder(tmp_path / "d", "push_block", "chunks", chunks={"camera|s": "a\n`b`"})
     folder.add(episode(task="push_block", kind="chunks", player="x`\x1b[31m", goal="a |\n| b\x1b]0;c\x07\ud800"))
@@ -294,11 +170,3 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
         folder.add(episode(task="blackjack"))
     with pytest.raises(ValueError, match="an id is"):
         folder.add(episode(id="../x"))
-
-
-def test_the_table_has_a_row_per_step(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "d", "doorkey_5x5", 2)
-    count = export_parquet(folder, tmp_path / "t.parquet")
-    table = pq.read_table(tmp_path / "t.parquet").to_pylist()
-    assert count == len(table) == sum(len(record.steps) for record in folder.episodes())
-    assert table[0]["action"] in folder.action_names and len(table[0]["pictures"]) == 1 and table[-1]["success"]

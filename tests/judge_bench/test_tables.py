@@ -23,7 +23,7 @@ from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.published import confusion, preference_accuracy, ranking_tau, ratings
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.config import JudgeConfig
-from tests.demonstrations.test_trajectories import write_lerobot
+from tests.recorded_data import write_lerobot
 
 BLUE, RED = "lift the blue cube", "lift the red cube"
 FRAMES = 6

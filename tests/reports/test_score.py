@@ -31,7 +31,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.images import image_digest
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.config import PlacementConfig
-from tests.demonstrations.test_trajectories import GREEN, NAMES, PX, write_film, write_lerobot, write_libero
+from tests.recorded_data import GREEN, NAMES, PX, write_film, write_lerobot, write_libero
 
 ROOT = Path(__file__).parents[2]
 CURVES = ([0, 0.3, 0.6, 0.9], [0, 0.2, 0.3, 0.3], [0, 0.9, 0.5, 0.1], [0, 0.2, 0.2, 0.2], [0, 0.4, 0.5, 0.95])

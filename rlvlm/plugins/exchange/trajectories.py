@@ -21,10 +21,10 @@ from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.demonstrations.rlds import read_rlds
 from rlvlm.demonstrations.trajectory import CorruptEpisode, Cut, CutConfig, GripperUnits, RobotTrajectory, cut, opened
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import image_digest
+from rlvlm.plugins.exchange.rlds import read_rlds
 
 Source = Literal["libero", "lerobot", "rlds"]
 READERS: Mapping[Source, Callable[[Path, CutConfig], Iterator[RobotTrajectory | CorruptEpisode]]] = {

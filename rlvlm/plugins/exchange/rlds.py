@@ -8,7 +8,6 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import open_inside
 from rlvlm.core.steps import Frames
+from rlvlm.demonstrations.encoded import decoded, is_depth
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
-from rlvlm.labels.images import MAX_PIXELS
-from rlvlm.vlms.stills import read_rgb
 
 _OBSERVED = "steps/observation/"
 
@@ -108,30 +106,13 @@ def _cameras(features: Mapping[str, Any]) -> list[str]:
         if name.startswith(_OBSERVED)
         and features[name].bytes_list.value
         and (first := features[name].bytes_list.value[0]).startswith((b"\xff\xd8", b"\x89PNG"))  # JPEG and PNG
-        and not _is_depth(first)
+        and not is_depth(first)
     ]
     return sorted(names, key=lambda name: ("wrist" in name or "hand" in name, name))
 
 
 def _look(shelves: list[list[bytes]], steps: NDArray[np.intp]) -> Frames:
     return np.stack([np.stack([decoded(shelf[step]) for step in steps]) for shelf in shelves], axis=1)
-
-
-def decoded(data: bytes) -> NDArray[np.uint8]:
-    """Decodes a PNG or JPEG to [H, W, 3].
-
-    Raises:
-        OSError: it is neither, or too large.
-        ValueError: it is a depth map.
-    """
-    if _is_depth(data):  # millimetres, nearly black as an image
-        raise ValueError("its images are grey of 16 bits, as depth maps are: name a camera in colour")
-    return read_rgb(BytesIO(data), ("PNG", "JPEG"), MAX_PIXELS)
-
-
-def _is_depth(data: bytes) -> bool:
-    """Returns whether an image is a PNG with 16 bits of grey. Source: PNG specification, 11.2.1 (IHDR)."""
-    return data[:4] == b"\x89PNG" and data[24:26] == b"\x10\x00"
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Demonstrations from and for other projects: `rlvlm data import` and `rlvlm data export`."""

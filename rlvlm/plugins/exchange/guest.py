@@ -1,0 +1,18 @@
+"""What this guest adds: `rlvlm data import` and `rlvlm data export`."""
+
+from rlvlm.core.guests import Command, Guest
+
+GUEST = Guest(
+    about="demonstrations from and for other projects",
+    docs="demonstrations.md",
+    commands={
+        "data export": Command(
+            call="rlvlm.plugins.exchange.commands:export",
+            text="Export demonstrations as chats, or as a table.",
+        ),
+        "data import": Command(
+            call="rlvlm.plugins.exchange.commands:import_file",
+            text="Import chats or recorded robot trajectories into a folder of demonstrations.",
+        ),
+    },
+)
