@@ -233,9 +233,13 @@ HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
     ],
 )
 def test_what_needs_no_machinery_loads_none(line: str) -> None:
+    # the options of a guest may be a config of demonstrations, whose files are arrays
+    heavy = [
+        name for name in HEAVY if name != "numpy" or line.partition(" --help")[0] not in with_guests("commands", {})
+    ]
     code = (
         "import sys\nfrom rlvlm.cli import main\ncode = main(sys.argv[1:])\n"
-        f"loaded = [name for name in {HEAVY} if name in sys.modules]\n"
+        f"loaded = [name for name in {heavy} if name in sys.modules]\n"
         "assert code == 0 and not loaded, (code, loaded)\n"
     )
     child = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, env=os.environ)

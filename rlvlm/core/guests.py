@@ -105,6 +105,9 @@ class Guest:
     `policy.lerobot`. The class is a frozen dataclass with defaults; its module imports nothing above `rlvlm.core`. A
     section has no effect without the guest's own judges and checkpoints. Its static method `current`, if it has one,
     brings saved settings of earlier versions to today's form."""
+    objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Short names for settings that take a user's own object: by setting, e.g. `reward.teacher`, the `module:NAME` that
+    each stands for. A name that ships means what it did."""
     bench_files: str = ""
     """`module:FUNCTION` that writes more files beside a bench's row, called with what was `judge_bench.bench.Measured`,
     the judge's name for a table of judges, and the bench's folder."""
@@ -145,6 +148,11 @@ def with_guests(table: str, own: Mapping[str, Entry]) -> dict[str, Entry]:
             else:
                 entries[name] = entry
     return entries
+
+
+def short_names(setting: str) -> dict[str, str]:
+    """Returns the names that guests give a setting that takes a user's own object, with the `module:NAME` of each."""
+    return {name: where for guest in guests().values() for name, where in guest.objects.get(setting, {}).items()}
 
 
 def with_sections(prefix: str) -> Callable[[type[Config]], type[Config]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.guests import short_names
 from rlvlm.core.own_code import import_file, import_own
 
 Registered = TypeVar("Registered")
@@ -13,9 +14,14 @@ GYMNASIUM = "gym:"
 """Prefix of the id of an env in Gymnasium's registry."""
 
 
-def is_reference(name: str) -> bool:
-    """Returns whether `name` refers to a user's own object, and is not a name that ships."""
-    return ":" in name
+def is_reference(name: str, setting: str = "") -> bool:
+    """Returns whether `name` refers to a user's own object, and is not a name that ships.
+
+    Args:
+        name: value of a setting, of which it is known that it does not ship.
+        setting: the setting, e.g. `reward.teacher`, for which guests may have short names.
+    """
+    return ":" in name or name in short_names(setting)
 
 
 def find_registered(
@@ -36,7 +42,7 @@ def find_registered(
         UsageError: there is none, or it cannot be called with these arguments.
     """
     # by the registered function and not by its name: FUNCTION may be registered under any name
-    if is_reference(name):
+    if name not in registry and is_reference(name, setting):
         function = load_object(name, setting)  # importing its module runs the decorator
         for registered in registry.values():
             if function_of(registered) is function:
@@ -93,13 +99,13 @@ def load_object(reference: str, setting: str) -> Any:
     """Imports the object of `reference`. Modules in the working directory are found, whatever started this process.
 
     Args:
-        reference: `module:NAME`; the module may be a path that ends in `.py`.
+        reference: `module:NAME`, where the module may be a path that ends in `.py`; or a guest's short name.
         setting: name of the setting for messages, e.g. `reward.source`.
 
     Raises:
         UsageError: the module or the name in it does not exist, or the module itself raises; says where.
     """
-    module_name, _, name = reference.partition(":")
+    module_name, _, name = short_names(setting).get(reference, reference).partition(":")
     try:
         if module_name.endswith(".py"):
             module = import_file(Path(module_name).expanduser().resolve())

@@ -15,7 +15,7 @@ def check_head(config: Any, heads: Sequence[str]) -> None:
     Raises:
         ValueError: it does not, or has a setting without effect.
     """
-    is_own = is_reference(config.head)
+    is_own = config.head not in heads and is_reference(config.head, "policy.head")
     if config.head not in heads and not is_own:
         raise ValueError(
             f"policy.head must be one of {', '.join(heads)}, or one of your own as my_file:NAME, got {config.head!r}"

@@ -27,6 +27,7 @@ from rlvlm.judges.agreement import MIN_GAP
 from rlvlm.judges.judge import Judge
 from rlvlm.preferences.config import FeedbackConfig, SimulatedTeacherConfig, published_name, simulated_config
 from rlvlm.preferences.dataset import sides_of
+from rlvlm.rewards.config import TEACHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +420,7 @@ def build_teacher(
         UsageError: there is no such teacher of the user's own.
     """
     feedback = feedback or FeedbackConfig()
-    if is_reference(kind):
+    if kind not in TEACHERS and is_reference(kind, "reward.teacher"):
         return load_teacher(kind).build(judge=judge, frames=frames, goal=goal, seed=seed)
     simulated = simulated_config(kind, feedback)
     if simulated is not None:

@@ -6,7 +6,9 @@ from difflib import get_close_matches
 from typing import Literal
 
 from rlvlm.core.checks import check_interval, check_least, check_shares
+from rlvlm.core.guests import short_names
 from rlvlm.core.leads import CodeRef, FilePath
+from rlvlm.core.references import is_reference
 
 SOURCES = ("preference", "score", "judged", "environment", "success", "novelty")
 """Names of the sources of step rewards, with the same meaning in all algorithms."""
@@ -24,8 +26,8 @@ def check_name(setting: str, value: str, names: Iterable[str]) -> None:
     Raises:
         ValueError: suggests a name.
     """
-    names = list(names)
-    if value in names or ":" in value:
+    names = [*names, *short_names(setting)]
+    if value in names or is_reference(value):
         return
     near = get_close_matches(value, names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
@@ -115,7 +117,7 @@ class StepRewardConfig:
         check_name("reward.teacher", self.teacher, TEACHERS)
         check_name("reward.mixed_judge", self.mixed_judge, (name for name in TEACHERS if name not in _PEOPLE))
         # Settings without effect are refused: a run that ignores a setting looks in a table as if it had used it.
-        if self.source == "score" and self.teacher not in _SCORERS and ":" not in self.teacher:
+        if self.source == "score" and self.teacher not in _SCORERS and not is_reference(self.teacher, "reward.teacher"):
             raise ValueError(
                 f"reward.teacher {self.teacher} compares and gives no scores; reward.source score needs "
                 f"one of {', '.join(_SCORERS)}"

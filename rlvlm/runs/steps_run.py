@@ -11,7 +11,7 @@ from rlvlm.core.references import is_reference
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.pocket.models import known_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
-from rlvlm.rewards.config import StepRewardConfig
+from rlvlm.rewards.config import SOURCES, TEACHERS, StepRewardConfig
 from rlvlm.runs.config import Role, RunConfig, at_most
 
 
@@ -93,10 +93,12 @@ class StepsRun(RunConfig):
         from rlvlm.preferences.teachers import load_teacher, read_shares
         from rlvlm.rewards.build import load_source
 
-        named = {self.reward.source: load_source, self.reward.teacher: load_teacher}
-        for reference, load in (named | {self.feedback.sampling: find_strategy}).items():
-            if is_reference(reference):
-                load(reference)
+        reward = self.reward
+        if reward.source not in SOURCES and is_reference(reward.source, "reward.source"):
+            load_source(reward.source)
+        if reward.teacher not in TEACHERS and is_reference(reward.teacher, "reward.teacher"):
+            load_teacher(reward.teacher)
+        find_strategy(self.feedback.sampling)
         if self.measured:
             try:
                 read_shares(Path(self.measured), self.task)

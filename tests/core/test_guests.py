@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -17,6 +18,9 @@ from rlvlm.core import guests
 from rlvlm.core.errors import UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, backends
+from rlvlm.preferences.queries import STRATEGIES, find_strategy
+from rlvlm.preferences.teachers import build_teacher
+from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.testing import check_judge
 
 COMMAND = """
@@ -86,6 +90,38 @@ def test_a_judge_with_a_command_of_its_own_is_two_files_as_contributing_says(
     check_judge(build_judge(JudgeConfig(backend="bright")))
     with pytest.raises(ValueError, match="bright, or my_file:FUNCTION, got 'brihgt'; did you mean bright"):
         JudgeConfig(backend="brihgt")
+
+
+OBJECTS = """
+from rlvlm.core.guests import Guest
+GUEST = Guest(about="names", objects={{
+    "reward.teacher": {{"patient": "{name}.commands:Patient", "oracle": "{name}.commands:Patient"}},
+    "feedback.sampling": {{"nearest": "{name}.commands:nearest"}},
+}})
+"""
+TEACHER = """
+from rlvlm.preferences.queries import query_strategy
+from rlvlm.preferences.teachers import Teacher
+class Patient(Teacher):
+    def answer(self, questions):
+        return []
+@query_strategy("nearest of a guest")
+def nearest(candidates, count):
+    return range(count)
+"""
+
+
+def test_a_short_name_of_a_guest_stands_for_an_object_of_ones_own(install: Install) -> None:
+    install("guest_in_test_d", OBJECTS.format(name="guest_in_test_d"), TEACHER)
+    assert StepRewardConfig(teacher="patient").teacher == "patient"
+    with pytest.raises(ValueError, match="did you mean patient"):
+        StepRewardConfig(teacher="patiant")
+    patient = guests.load("guest_in_test_d.commands:Patient")
+    about: dict[str, Any] = {"judge": None, "frames": None, "goal": "open it", "seed": 0}
+    assert isinstance(build_teacher("patient", **about), patient)
+    assert not isinstance(build_teacher("oracle", **about), patient), "a name that ships means what it did"
+    assert find_strategy("nearest").__name__ == "nearest"
+    STRATEGIES.pop("nearest of a guest")
 
 
 @pytest.mark.parametrize(

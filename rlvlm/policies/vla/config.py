@@ -173,7 +173,7 @@ class VLAConfig:
     @property
     def is_own(self) -> bool:
         """Whether the VLA is the user's own."""
-        return is_reference(self.head)
+        return self.head not in HEADS and is_reference(self.head, "policy.head")
 
     @property
     def loading(self) -> Any:

@@ -112,7 +112,7 @@ class PolicyConfig(VLMConfig):
     @property
     def is_own(self) -> bool:
         """Whether the policy is a network of the user's own."""
-        return is_reference(self.head)
+        return self.head not in HEADS and is_reference(self.head, "policy.head")
 
     @property
     def loading(self) -> Self:
