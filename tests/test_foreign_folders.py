@@ -56,7 +56,8 @@ OPENERS = {
 METHODS = {"read_text", "read_bytes", "open"}
 BY_ROOT = {"read_bytes": 3, "read_json": 3, "read_text": 3, "read_table": 4, "read_arrays": 2, "json_objects": 2}
 """Readers of `core.foreign` and `tables`, and the number of arguments with the folder."""
-MODULES = ("demonstrations/*.py", "plugins/exchange/*.py", "labels/*.py", "vlms/videos.py", "vlms/stills.py")
+MODULES = ("demonstrations/*.py", "labels/*.py", "plugins/*/*.py", "vlms/videos.py", "vlms/stills.py")
+MODEL = "of a model's folder, whose files are often links: shown to nobody, and names in it lead nowhere else"
 KNOWN = {
     "plugins/exchange/chats.py: export_chats: open": "writes",
     "plugins/exchange/chats.py: _chats: read_text": "the file of chats that the user named",
@@ -68,6 +69,16 @@ KNOWN = {
     "demonstrations/tables.py: _table: pq.read_table": "a stream",
     "labels/images.py: load: Image.open": "bytes",
     "labels/people.py: attend: open": "writes",
+    "plugins/judge_table/entries.py: read_entry: read_json": "an entry that the user named",
+    "plugins/lerobot/checkpoint.py: _read_scales: read_bytes": MODEL,
+    "plugins/lerobot/checkpoint.py: _read_scales: read_json": MODEL,
+    "plugins/lerobot/checkpoint.py: read_checkpoint: read_json": MODEL,
+    "plugins/lerobot/loading.py: _prompts: read_bytes": MODEL,
+    "plugins/lerobot/loading.py: _renamed: safe_open": MODEL,
+    "plugins/lerobot/loading.py: _smolvla_config: read_json": MODEL,
+    "plugins/lerobot/loading.py: _unread: safe_open": MODEL,
+    "plugins/reward_heads/backbone.py: load_head_model: read_json": MODEL,
+    "plugins/reward_heads/robometer.py: settings: safe_open": MODEL,
     "vlms/stills.py: read_rgb: Image.open": "a stream",
     "vlms/videos.py: open_video: av.open": "a stream",
 }
