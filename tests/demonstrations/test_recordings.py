@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -103,6 +104,18 @@ def test_endings_in_capitals_and_numbers_of_pandas_are_read(tmp_path: Path) -> N
     libero.mkdir()
     write_libero(libero / "x_demo.HDF5", GREEN, [trajectory(5)], is_own=True)
     assert [episode.instruction for episode in read(libero)] == [GREEN]
+
+
+def test_an_hdf5_file_without_states_and_actions_is_judged_and_not_learned_from(tmp_path: Path) -> None:
+    file = tmp_path / "x_demo.hdf5"
+    write_libero(file, GREEN, [trajectory(5)], is_own=False)
+    with h5py.File(file, "r+") as target:
+        for name in ("actions", "obs/ee_states", "obs/gripper_states"):
+            del target[f"data/demo_0/{name}"]
+    (episode,) = read(tmp_path)
+    assert len(episode.actions) == 5 and episode.digest and episode.images(np.arange(5)).any()
+    with pytest.raises(UsageError, match="has no actions and no states"):
+        take(file, "libero", tmp_path / "out")
 
 
 # --- LeRobot
