@@ -1,0 +1,1 @@
+"""Callbacks for the trainers of others, which log what a watched judge does."""
