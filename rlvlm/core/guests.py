@@ -87,6 +87,17 @@ class PolicyCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataFormat:
+    """A format of recorded episodes that `rlvlm score` and `labels ask` read. All of its files are untrusted."""
+
+    is_here: str
+    """`module:FUNCTION`, called with a path; returns whether there is data of this format, without reading it."""
+    read: str
+    """`module:FUNCTION`, called with the path and the name of the camera, empty for its first one; yields each episode
+    as a `demonstrations.trajectory.RobotTrajectory`, or as a `CorruptEpisode`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Guest:
     """What a guest adds, by name. Nothing of it replaces what another part of rlvlm has under the same name."""
 
@@ -105,6 +116,8 @@ class Guest:
     `policy.lerobot`. The class is a frozen dataclass with defaults; its module imports nothing above `rlvlm.core`. A
     section has no effect without the guest's own judges and checkpoints. Its static method `current`, if it has one,
     brings saved settings of earlier versions to today's form."""
+    formats: Mapping[str, DataFormat] = field(default_factory=dict)
+    """Formats of recorded episodes; those of the core are recognised first."""
     objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Short names for settings that take a user's own object: by setting, e.g. `reward.teacher`, the `module:NAME` that
     each stands for. A name that ships means what it did."""

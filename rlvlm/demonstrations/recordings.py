@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, files_ending, read_text
+from rlvlm.core.guests import load, with_guests
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import default_camera, read_lerobot
@@ -29,7 +30,8 @@ from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
-Form = Literal["lerobot", "libero", "folder", "videos"]
+FORMS = ("lerobot", "folder", "libero", "videos")
+"""Formats of the core; guests may add others."""
 Draw = Callable[[FloatArray, str], Frames]
 """Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
 _SUCCESS = {
@@ -55,7 +57,8 @@ class Recordings:
     """Location of recorded episodes, and how to view them. Each iteration reads them anew."""
 
     path: Path
-    form: Form
+    form: str
+    """One of `FORMS`, or a guest's."""
     camera: str = ""
     """Camera to use; empty: the first that is not at the wrist."""
     goal: str = ""
@@ -77,8 +80,10 @@ class Recordings:
             found = map(_turned, read_libero(self.path, CutConfig(cameras=(self.camera or CAMERAS[0],), late=False)))
         elif self.camera and self.form == "videos":
             raise UsageError("--camera has no effect on videos, which have one each", "leave it out")
-        else:
+        elif self.form in FORMS:
             found = self._read_folder() if self.form == "folder" else _read_videos(self.path)
+        else:
+            found = load(with_guests("formats", {})[self.form].read)(self.path, self.camera)
         for film in found:
             is_renamed = self.goal and isinstance(film, RobotTrajectory)
             yield replace(film, instruction=self.goal) if is_renamed else film
@@ -125,7 +130,7 @@ class Recordings:
             yield CorruptEpisode(file=folder.path / "episodes.jsonl", reason=f"{folder.num_damaged} damaged episodes")
 
 
-def find_form(path: Path) -> Form:
+def find_form(path: Path) -> str:
     """Returns the format of the recorded data at `path`.
 
     Raises:
@@ -140,6 +145,9 @@ def find_form(path: Path) -> Form:
         return "libero"
     if ending in (FILM, *TABLES) and path.is_file() or files_ending(path, FILM):
         return "videos"
+    for name, form in with_guests("formats", {}).items():
+        if load(form.is_here)(path):
+            return name
     raise UsageError(
         f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
         "name the folder of a LeRobot data set, LIBERO's HDF5 files, a folder of `rlvlm collect`, or MP4 videos",

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from rlvlm.cli import main
 from rlvlm.core import guests
 from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations.recordings import Recordings, find_form
+from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig, backends
 from rlvlm.preferences.queries import STRATEGIES, find_strategy
@@ -122,6 +125,36 @@ def test_a_short_name_of_a_guest_stands_for_an_object_of_ones_own(install: Insta
     assert not isinstance(build_teacher("oracle", **about), patient), "a name that ships means what it did"
     assert find_strategy("nearest").__name__ == "nearest"
     STRATEGIES.pop("nearest of a guest")
+
+
+FORMAT = """
+from rlvlm.core.guests import DataFormat, Guest
+GUEST = Guest(about="reads arrays", formats={{
+    "arrays": DataFormat(is_here="{name}.commands:is_here", read="{name}.commands:read"),
+}})
+"""
+READER = """
+import numpy as np
+from rlvlm.demonstrations.trajectory import RobotTrajectory
+def is_here(path):
+    return path.suffix == ".npy"
+def read(path, camera):
+    frames = np.load(path)
+    none = np.zeros((len(frames), 0), np.float32)
+    yield RobotTrajectory(name="only", file=path, instruction="open it", actions=none, proprio=none,
+                          look=lambda steps: frames[steps][:, None], digest="x")
+"""
+
+
+def test_recorded_data_of_a_guests_format_are_found_and_read(install: Install, tmp_path: Path) -> None:
+    file = tmp_path / "clip.npy"
+    np.save(file, np.full((3, 8, 8, 3), 7, np.uint8))
+    with pytest.raises(UsageError, match="no recorded episodes that can be read"):
+        find_form(file)
+    install("guest_in_test_e", FORMAT.format(name="guest_in_test_e"), READER)
+    (episode,) = Recordings(path=file, form=find_form(file), goal="close it")
+    assert isinstance(episode, RobotTrajectory)
+    assert episode.instruction == "close it" and episode.images(np.arange(3)).shape == (3, 1, 8, 8, 3)
 
 
 @pytest.mark.parametrize(
