@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rlvlm.core.console.boxes import guarded
+from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.guests import Command, forms_of, guest_of, load, with_guests
@@ -72,11 +73,12 @@ def run_command(argv: Sequence[str]) -> int:
         table = Table(box=None, show_header=False, padding=(0, 2))
         for name, command in known.items():
             if " " not in name:
-                table.add_row(f"[bold]rlvlm {name}[/bold]", command.text.replace("[", r"\["))
-        console = Console()
+                table.add_row(Text(f"rlvlm {name}", style="bold"), command.text)
+        console = QuietConsole()
         console.print("Reinforcement learning whose reward comes from vision-language models, on Ray.\n")
         console.print(table)
-        console.print("\nStart with [bold]rlvlm run drawer_open --smoke[/bold]; options: rlvlm run drawer_open --help")
+        first = ("rlvlm run drawer_open --smoke", "bold")
+        console.print(Text.assemble("\nStart with ", first, "; options: rlvlm run drawer_open --help"))
         return EXIT_DONE
     name = argv[0]
     if name == "--version":

@@ -67,7 +67,7 @@ def command(words: Sequence[str], prog: str) -> int:
         report = {"is_fit": is_fit, "findings": [asdict(finding) | {"is_ok": finding.is_ok} for finding in findings]}
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return EXIT_DONE if is_fit else MachineError.exit_code
-    console = QuietConsole(highlight=False, soft_wrap=True)
+    console = QuietConsole(soft_wrap=True)
     failed = {True: ("FAIL", "red"), False: ("note", "yellow")}
     for finding in findings:
         mark = ("ok  ", "green") if finding.is_ok else failed[finding.is_essential]

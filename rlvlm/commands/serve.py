@@ -23,6 +23,7 @@ from rich.text import Text
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.boxes import EXIT_INTERRUPTED
 from rlvlm.core.console.quiet import quiet_output
+from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.disk import shipped
@@ -81,7 +82,7 @@ def command(words: Sequence[str], prog: str) -> int:
     """Runs `serve NAME [options]` or `serve --list`: serves until Ctrl-C."""
     arguments = parse(ServeArguments, words, prog)
     if arguments.list:
-        show_list(Console())
+        show_list(QuietConsole())
         return EXIT_DONE
     names = list(app_files())
     if not arguments.name:
@@ -128,7 +129,7 @@ def serve_apps(file: AppFile, *, exports_metrics: bool = False) -> int:
     with ExitStack() as stack:
         # removed after a clean end; after a failure it holds the only output of libraries
         log = Path(tempfile.mkstemp(prefix="rlvlm-serve-", suffix=".log")[1])
-        console = Console(file=stack.enter_context(quiet_output(log)), highlight=False, soft_wrap=True)
+        console = QuietConsole(file=stack.enter_context(quiet_output(log)), soft_wrap=True)
         stop = stack.enter_context(StopRequest())
         # ended before the console's stream is given back
         progress = Progress(console)

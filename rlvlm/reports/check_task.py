@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from rich.text import Text
 
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
 from rlvlm.core.console.screen import QuietConsole
@@ -52,7 +53,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
     """
     if out.suffix.lower() not in Image.registered_extensions():  # raised before minutes of play, not after
         raise UsageError(f"{out} is not the name of an image", f"--out {out.name}.png")
-    console = QuietConsole(highlight=False, soft_wrap=True, markup=False)
+    console = QuietConsole(soft_wrap=True)
     console.print(f"{task}: {task_goal(task)}", style="bold")
     env: Env[Any, Any] = make_env(task, task_env(task), seed)
     with _violations_named(task, env):
@@ -165,7 +166,7 @@ def list_tasks(which: str = "") -> int:
     Raises:
         UsageError: there is no such family or task.
     """
-    console = QuietConsole(highlight=False, soft_wrap=True)
+    console = QuietConsole(soft_wrap=True)
     families = task_families()
     members = {f"{family}/NAME": names for family, names in families.items()}
     if which in families:
@@ -178,7 +179,7 @@ def list_tasks(which: str = "") -> int:
     for name in shown:
         first = members.get(name, [name])[0]
         count = f"{len(members[name])} tasks, e.g. {first}: " if name in members else ""
-        console.print(f"[bold]{name:<{width}}[/bold]  {count}{task_goal(first)}")
+        console.print(Text.assemble((f"{name:<{width}}", "bold"), f"  {count}{task_goal(first)}"))
     if not which:
         console.print("all of a family, with their goals: rlvlm check-task FAMILY --list")
     return EXIT_DONE

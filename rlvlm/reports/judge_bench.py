@@ -237,7 +237,7 @@ def _open_judge(stack: ExitStack, options: BenchOptions, image: Frames | None, s
 
 
 def _say(line: str) -> None:
-    plain_console(soft_wrap=True).print(line, markup=False, highlight=False)
+    plain_console(soft_wrap=True).print(line)
 
 
 def _goal_image(suite: Suite, options: BenchOptions) -> Frames | None:

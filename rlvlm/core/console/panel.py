@@ -88,7 +88,7 @@ class RunConsole(Screen):
         bar = ProgressBar(total=self._total_steps, completed=step, width=60)
         foot = f"{self._phase}   step {step:,} of {self._total_steps:,}   left {left}"
         body = Group(grid, Text(""), bar, Text(foot))
-        return Panel(body, title=self._title, title_align="left", border_style="cyan")
+        return Panel(body, title=Text(self._title), title_align="left", border_style="cyan")
 
     def _shown(self) -> list[PanelRow]:
         return [row for row in self._rows if not row.is_rare or row.metric in self._latest]

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
@@ -14,9 +14,16 @@ from rlvlm.core.foreign import visible
 
 
 class QuietConsole(Console):
-    """Console that shows control characters in texts as escapes, and stops writing once its reader is gone, as with
-    `| head`, without ending the process.
+    """Console of all commands. It shows texts as they are, since names and paths are users': no markup is read, no
+    `:boat:` becomes an image, no number is coloured; what is to be bold is a `Text`. Control characters are shown as
+    escapes. It stops writing once its reader is gone, as with `| head`, without ending the process.
+
+    Args:
+        settings: of rich's console.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Renders as rich does, with control characters in texts made visible; rich's own are in separate segments."""
@@ -45,7 +52,7 @@ class Screen(ABC):
 
     def __init__(self, stream: TextIO, title: str) -> None:
         # soft_wrap: in a log a line stays one line, however long, so that grep finds it
-        self._console = QuietConsole(file=stream, highlight=False, soft_wrap=True, force_terminal=stream.isatty())
+        self._console = QuietConsole(file=stream, soft_wrap=True, force_terminal=stream.isatty())
         self._title = title
         self._live: Live | None = None  # set while the image is shown
         self._phase = ""

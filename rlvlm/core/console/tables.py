@@ -15,12 +15,9 @@ WIDTH = 160
 
 
 def plain_console(*, soft_wrap: bool = False) -> Console:
-    """Returns a console on standard output that colours no numbers and reads no markup, since texts may have brackets.
-
-    `soft_wrap` leaves long lines to the terminal.
-    """
+    """Returns a console on standard output; `soft_wrap` leaves long lines to the terminal."""
     width = None if sys.stdout.isatty() else WIDTH
-    return QuietConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=soft_wrap, width=width)
+    return QuietConsole(file=sys.stdout, soft_wrap=soft_wrap, width=width)
 
 
 def plain_table(

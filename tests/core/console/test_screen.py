@@ -1,8 +1,11 @@
+import ast
 import io
+from pathlib import Path
 
 import pytest
 from rich.text import Text
 
+import rlvlm
 from rlvlm.core.console.boxes import show_failure
 from rlvlm.core.console.screen import Screen
 from rlvlm.core.console.tables import plain_console, plain_table
@@ -32,9 +35,19 @@ def test_a_terminal_gets_the_image_and_lines_above_it() -> None:
 
 def test_brackets_of_a_path_or_a_title_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     console = plain_console(soft_wrap=True)
-    console.print("look at /runs/[bold]/x")
-    console.print(plain_table(("[red]",), [("[/b]",)]))
-    assert capsys.readouterr().out.split() == ["look", "at", "/runs/[bold]/x", "[red]", "[/b]"]
+    console.print("look at /runs/[bold]/x of gym:boat:Boat-v0")
+    console.print(plain_table((":boat:",), [("[/b]",)]))
+    assert capsys.readouterr().out.split() == "look at /runs/[bold]/x of gym:boat:Boat-v0 :boat: [/b]".split()
+
+
+def test_every_console_shows_texts_as_they_are() -> None:
+    made = [
+        f"{file.name}: {node.func.id}"
+        for file in Path(rlvlm.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Console", "get_console")
+    ]
+    assert not made, f"use QuietConsole: {made}"
 
 
 def test_control_characters_of_others_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
