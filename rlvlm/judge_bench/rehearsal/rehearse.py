@@ -64,7 +64,7 @@ _MIN_ANSWERED = 0.5
 """Share of questions with an answer below which nothing is graded."""
 HACKED_PX = 144
 """Side length of the images from which a failure's trick is measured."""
-_FOOLED = 1 / 3
+_FOOLED = 0.2
 """Share of ends that fail and are paid like successes which must surely be exceeded."""
 _KEPT = 0.9
 """Share of a success's lead over failures from which on a failure is paid like one."""
@@ -76,13 +76,11 @@ _STEPS_PER_SUCCESS = 2.0
 """Length of a plan, in lengths of the script's way to success."""
 _STEPS_WITHOUT = 50
 """Length of a plan where no script succeeds."""
-_SEARCH_S, _SLOW_SEARCH_S = 20.0, 60.0
-"""Seconds that a search may take, about: one by climbing, and all of them by choosing."""
-_SLOW_S = 0.01
-"""Seconds per plan from which a simulator is slow."""
+_CHOICE_S = 60.0
+"""Seconds of simulation, about, for all searches by choosing together."""
+_SLOW_S = 0.002
+"""Seconds of simulation per plan from which climbing would take longer than a minute a search."""
 _MIN_STARTS = 12
-_EFFORTS = ((64, 8), (32, 6), (24, 4))
-"""Plans drawn at once for each start, and draws of a search."""
 _MOMENTS = 8
 """Images of a failure that are kept."""
 
@@ -421,22 +419,17 @@ def _horizon(task: str, config: EnvConfig, seed: int) -> int:
 
 
 def _searcher(plans: Plans, seed: int) -> tuple[Searcher, int]:
-    """Returns a way of searching that takes about `_SEARCH_S` on this machine, and the number of starts of its last
-    search.
-    """
+    """Returns a way of searching, and the number of starts of its last search: climbing where the simulator is quick."""
     each = math.inf
     for count in (4, 256):  # envs side by side show their speed with many plans only
         drawn = plans.draw(plans.prior(1), count, np.random.default_rng(0))[0]
-        began = time.perf_counter()
+        began = time.process_time()  # of this program, however busy the machine is
         plans.play(drawn, starts_of(plans.env, 70_000, count, 0))
-        each = min(each, (time.perf_counter() - began) / count)
+        each = min(each, (time.process_time() - began) / count)
         if each > _SLOW_S:
             # five episodes from each start, played once for all searches
-            return Choice(plans, seed), int(min(_LAST_STARTS, max(_MIN_STARTS, _SLOW_SEARCH_S / (10 * each))))
-    for count, rounds in _EFFORTS:
-        if each * _LAST_STARTS * count * rounds <= _SEARCH_S:
-            return Climb(plans, count, rounds), _LAST_STARTS
-    return Climb(plans, *_EFFORTS[-1]), _LAST_STARTS
+            return Choice(plans, seed), int(min(_LAST_STARTS, max(_MIN_STARTS, _CHOICE_S / (10 * each))))
+    return Climb(plans), _LAST_STARTS
 
 
 def _landmarks(env: Env[Any, Any]) -> Callable[[Any], Any] | None:
