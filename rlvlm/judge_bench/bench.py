@@ -172,10 +172,7 @@ def rehearse_task(
         except (UnsupportedQuestion, JudgeUnavailable) as error:
             log(f"{task}: no rehearsal of {kind}: {first_line(error)}")
             continue
-        log(
-            f"{task}: rehearsal of {kind}, {rehearsal.questions} questions in {rehearsal.seconds:.0f} s: "
-            f"{rehearsal.verdict}"
-        )
+        log(f"{task}: {rehearsal.sentence}")
         rehearsals.append(rehearsal)
     return rehearsals
 

@@ -10,10 +10,12 @@ from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
+from rlvlm.judge_bench.attempts import ATTEMPTS_ASKED, LINE_ASKED
 from rlvlm.judge_bench.faults import Fault, Graded, grade
 from rlvlm.judge_bench.figures import Figures
 from rlvlm.judge_bench.hacked import shipped_episodes
 from rlvlm.judge_bench.items import TaskItems
+from rlvlm.judge_bench.rehearsal.rehearse import Kind, Rehearsal, rehearse
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.judge import Judge
@@ -48,9 +50,17 @@ def scored_suite(task: str, count: int) -> Suite:
     )
 
 
-def compared_suite(task: str, count: int) -> Suite:
-    """Returns a suite of `count` pairs of images of `task`, each asked in both orders."""
-    return Suite(name=task, tasks=(task,), episodes=12, pairs=count, videos=0, controls=0, tracks=0)
+def compared_suite(task: str, count: int, *, line: bool = False) -> Suite:
+    """Returns a suite of `count` pairs of images of `task`, each asked in both orders; with `line` also those along the
+    way to the goal.
+    """
+    asked = LINE_ASKED if line else 0
+    return Suite(name=task, tasks=(task,), episodes=12, pairs=count, videos=0, controls=0, tracks=0, line=asked)
+
+
+def with_rehearsal(suite: Suite) -> Suite:
+    """Returns a suite with the attempts and states along a line that belong to a rehearsal."""
+    return replace(suite, attempts=ATTEMPTS_ASKED, line=LINE_ASKED)
 
 
 def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_turn: bool, goal: str = "") -> TaskItems:
@@ -67,6 +77,8 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
     # episodes that fooled judges under the task's own goals may be successes under the user's goal
     suite = replace(suite, goal=goal, hacked=() if goal else suite.hacked)
     made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
+    if not suite.videos:  # of the states along a line only the pairs: the judge compares
+        made = replace(made, items=tuple(item for item in made.items if item.kind == "pair"))
     # no other goal of this scene is known for the user's own goal
     return _with_controls(made, [case for case in _SHOWN if not goal or case != "other goal"])
 
@@ -162,3 +174,38 @@ def preflight(
     for fault in graded.faults:
         log(f"the judge {fault.name} ({fault.evidence})")
     return graded.pairs | graded.scores
+
+
+def rehearse_before(  # noqa: PLR0913 - what a rehearsal is made of
+    judge: Judge | KnowsItems,
+    task: str,
+    config: EnvConfig,
+    questions: int,
+    *,
+    kind: Kind,
+    size_px: int,
+    num_frames: int,
+    seed: int,
+    goal: str = "",
+    is_strict: bool = True,
+    log: Callable[[str], None] = lambda _: None,
+) -> Rehearsal | None:
+    """Rehearses before a run what its judge would teach, see `rehearse`; None, which is logged, where it cannot.
+
+    Raises:
+        JudgeRefused: it surely leads a search away from the goal, and `is_strict`.
+        JudgeUnavailable: the judge does not answer.
+    """
+    log(f"rehearsing what the judge would teach, with {questions} questions")
+    try:
+        found = rehearse(
+            judge, task, config, questions,
+            kind=kind, name="judge", size_px=size_px, num_frames=num_frames, seed=seed, goal=goal,
+        )  # fmt: skip
+    except UnsupportedQuestion as error:
+        log(f"no rehearsal: {error}")
+        return None
+    log(found.sentence)
+    if found.fault and is_strict:
+        refuse_faulty([found.fault])
+    return found

@@ -48,6 +48,8 @@ class SimulatedTeacherConfig:
             raise ValueError(f"feedback.simulated.gamma must be in (0, 1], got {self.gamma}; 1 forgets nothing")
 
 
+PREFLIGHT = 24
+"""Default number of known pairs that a judge is tried on."""
 RESNET_MIN_PX = 64
 """Smallest image for a ResNet, in pixels: its five halvings leave two; one pixel could not be normalised."""
 BPREF_TEACHERS = {
@@ -144,15 +146,21 @@ class FeedbackConfig:
     measured: FilePath = ""
     """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured`
     imitates its rates of right, wrong and undecided answers, and its preference for a side."""
-    preflight: int = 0
+    preflight: int | None = None
     """Known pairs that a judge is asked about in both orders before the run starts, a small version of `rlvlm
-    judge-bench TASK`: a judge that cannot tell them apart is refused. 0 skips it; fewer than 24 allow few
-    conclusions."""
+    judge-bench TASK`: a judge that cannot tell them apart is refused. None: 24, of a judge that can be asked about
+    what it has not answered before; 0 skips it;
+    fewer than 24 allow few conclusions."""
+    rehearse: int = 0
+    """Questions before the run that find out what this judge would teach: a reward model of its answers is followed by
+    a search, the same search follows the truth (`rlvlm judge-bench TASK --rehearse`). At least 100; 0 skips it."""
 
     def __post_init__(self) -> None:
         names = ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool")
         check_least(self, "feedback", 1, *names)
         check_least(self, "feedback", 0, "max_queries", "preflight")
+        if self.rehearse:
+            check_least(self, "feedback", 100, "rehearse")
         check_name("feedback.sampling", self.sampling, SAMPLING)
 
     def pool_factor(self, num_fits: int) -> int:
@@ -251,10 +259,11 @@ def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_mo
         )
     # the preflight asks about pairs of images: other teachers see no images, and a judge of scores is not asked about
     # pairs
-    if feedback.preflight and not (reward.asks_judge and reward.source == "preference"):
+    tried = feedback.preflight or feedback.rehearse
+    if tried and not (reward.asks_judge and reward.source == "preference"):
         raise ValueError(
-            f"feedback.preflight {feedback.preflight} tries a judge on pairs, and reward.source {reward.source} with "
-            f"teacher {reward.teacher} asks none; leave it out"
+            f"feedback.preflight and feedback.rehearse ({tried}) try a judge on pairs, and reward.source "
+            f"{reward.source} with teacher {reward.teacher} asks none; leave them out"
         )
     if reward.model == "resnet18" and reward_model.image_px < RESNET_MIN_PX:
         raise ValueError(

@@ -204,12 +204,18 @@ class MonitorConfig:
     preflight: int = 32
     """Known turns of each kind, or twice as many episodes in all, that the judge has to tell apart before a run
     starts: a small version of `rlvlm judge-bench TASK`; 0 skips it."""
+    rehearse: int = 0
+    """Questions before a run, beside the preflight's, that find out what this judge would teach: a search follows it,
+    the same search follows the truth (`rlvlm judge-bench TASK --rehearse`); for scores of episodes. At least 100, some
+    hundred are good; 0 skips it."""
     min_auc: float = 0.75
     """Minimum area under the curve of successes against failures in the preflight, in [0.5, 1]; an area of the
     newest episodes that surely lies below it raises an alarm."""
 
     def __post_init__(self) -> None:
         check_least(self, "reward.monitor", 0, "controls", "preflight", "known_again")
+        if self.rehearse:
+            check_least(self, "reward.monitor", 100, "rehearse")
         check_least(self, "reward.monitor", 1, "known_every")
         check_least(self, "reward.monitor", 20, "window")
         check_shares(self, "reward.monitor", "max_false_positives")
@@ -328,6 +334,11 @@ class TurnRewardConfig:
                 "with reward.mixture.judged"
             )
         # the threshold comes from the preflight's episodes and a judge, so both are needed
+        if self.monitor.rehearse and not (self.asks_judge and self.monitor.preflight and not self.rates_turns):
+            raise ValueError(
+                "reward.monitor.rehearse follows a judge that scores episodes, after its preflight: it needs "
+                "reward.source judged, reward.per episode and monitor.preflight"
+            )
         if threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
             raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
         if self.fallback_judge and not self.asks_judge:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.items import Item
+from rlvlm.judge_bench.preflight import JudgeRefused, rehearse_before
 from rlvlm.judge_bench.rehearsal.control import CoarseLabels, CoarseScores
 from rlvlm.judge_bench.rehearsal.fitted import Features, fit_pairs, fit_scores
 from rlvlm.judge_bench.rehearsal.plans import Ends, make_plans, starts_of
@@ -133,12 +135,20 @@ def rehearsed(judge, questions: int = 500) -> Rehearsal:
 
 
 @pytest.mark.slow
-def test_a_judge_of_the_hand_is_fooled_and_its_failures_are_kept():
+def test_a_judge_of_the_hand_is_fooled_and_refused_before_a_run(monkeypatch):
     found = rehearsed(judge_of(hand_at_pad))
     assert found.verdict == "can be fooled" and found.judged < found.control - 0.2, found.row()
-    assert found.fault is not None and found.fault.is_exploitable
     assert len(found.failures) == 8 and all(episode.score > 0.4 for episode, _ in found.failures)
     json.dumps(found.row(), allow_nan=False)
+    monkeypatch.setattr("rlvlm.judge_bench.preflight.rehearse", lambda *_, **__: found)
+    lines: list[str] = []
+    before = partial(
+        rehearse_before, ItemJudge(), "push_block", task_env("push_block"), 500,
+        kind="scores", size_px=48, num_frames=2, seed=0, log=lines.append,
+    )  # fmt: skip
+    with pytest.raises(JudgeRefused, match=r"leads a search away from the goal .*--judge.faulty ok"):
+        before()
+    assert before(is_strict=False) is found and "can be fooled" in lines[-1]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from rlvlm.core.judging import Score
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.envs.config import EnvConfig
 from rlvlm.judge_bench.items import Item, TaskItems
-from rlvlm.judge_bench.preflight import known_items, scored_suite
+from rlvlm.judge_bench.preflight import known_items, rehearse_before, scored_suite, with_rehearsal
 from rlvlm.judge_bench.preflight import preflight as try_judge
 from rlvlm.judges.agreement import ALIKE
 from rlvlm.rewards.config import TurnRewardConfig
@@ -139,7 +139,8 @@ class RewardLabeller:
         if not count:
             return {}
         kind = "turns" if reward.rates_turns else "episodes"
-        made = known_items(scored_suite(task, count), env, reward.frame_px, seed, reward.rates_turns, self.judged.goal)
+        suite = with_rehearsal(scored_suite(task, count)) if reward.monitor.rehearse else scored_suite(task, count)
+        made = known_items(suite, env, reward.frame_px, seed, reward.rates_turns, self.judged.goal)
         made.close()  # the run's own viewer draws
         if not made.items:
             unknown = "the task has no expert or script that succeeds and fails"
@@ -157,6 +158,12 @@ class RewardLabeller:
             num_known = sum(item.source < 0 for item in made.items)  # controls are made from some of these
             log(f"trying the judge on {num_known} {kind} whose worth is known")
             found |= self.preflight_on(made, seed, log)
+        if reward.monitor.rehearse:
+            rehearse_before(
+                self, task, env, reward.monitor.rehearse,
+                kind="scores", size_px=reward.frame_px, num_frames=reward.num_frames, seed=seed,
+                goal=self.judged.goal, is_strict=self._refuses_faulty, log=log,
+            )  # fmt: skip
         if is_measured:
             known = [scoring_item(item, reward.num_frames, env.draw_path) for item in made.items if item.source < 0]
             log(f"having {len(known)} {kind} scored twice")

@@ -15,13 +15,13 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import warn_once
-from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight
+from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight, rehearse_before
 from rlvlm.judge_bench.rows import PAIR_NAMES, share_cell
 from rlvlm.judges.cache import without_memory
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
-from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning
+from rlvlm.preferences.config import PREFLIGHT, FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.people import PersonTeacher, compares_progress, make_teacher
 from rlvlm.preferences.records import Record, ScoreLog
@@ -262,20 +262,30 @@ def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Cal
     Raises:
         JudgeRefused: the judge's answers say nothing about which side is nearer.
     """
-    reward, count = setup.reward, setup.feedback.preflight
-    if not (count and reward.asks_judge and reward.source == "preference"):
+    reward, feedback = setup.reward, setup.feedback
+    # people, and a store of answers, cannot be asked anything new before the run
+    is_open = not setup.judge.is_human and setup.judge.backend != "cached"
+    count = feedback.preflight if feedback.preflight is not None else PREFLIGHT * is_open
+    if not ((count or feedback.rehearse) and reward.asks_judge and reward.source == "preference"):
         return
     assert setup.make_judge is not None, "it has been checked"
     # questions that a run may ask later must not be in its label store already
-    judge = without_memory(setup.make_judge())
-    made = known_items(compared_suite(task, count), env, setup.judge.image_px, seed, per_turn=False, goal=setup.goal)
-    try:
-        if not made.items:
-            log("the judge is not tried on known pairs: nobody knows how to play the task")
-            return
-        log(f"trying the judge on {len(made.items)} pairs whose truth is known, in both orders")
-        is_strict = setup.judge.faulty == "refuse"
-        figures = preflight(judge, made, 1, seed, is_strict=is_strict, log=log)
-    finally:
-        made.close()
-    log("; ".join(f"{PAIR_NAMES[name]} {share_cell(figures[name])}" for name in ("accuracy", "undecided", "said_left")))
+    judge, size_px, is_strict = without_memory(setup.make_judge()), setup.judge.image_px, setup.judge.faulty == "refuse"
+    if count:
+        suite = compared_suite(task, count, line=bool(feedback.rehearse))
+        made = known_items(suite, env, size_px, seed, per_turn=False, goal=setup.goal)
+        try:
+            if not made.items:
+                log("the judge is not tried on known pairs: nobody knows how to play the task")
+                return
+            log(f"trying the judge on {len(made.items)} pairs whose truth is known, in both orders")
+            figures = preflight(judge, made, 1, seed, is_strict=is_strict, log=log)
+        finally:
+            made.close()
+        names = ("accuracy", "undecided", "said_left")
+        log("; ".join(f"{PAIR_NAMES[name]} {share_cell(figures[name])}" for name in names))
+    if feedback.rehearse:
+        rehearse_before(
+            judge, task, env, feedback.rehearse,
+            kind="pairs", size_px=size_px, num_frames=1, seed=seed, goal=setup.goal, is_strict=is_strict, log=log,
+        )  # fmt: skip

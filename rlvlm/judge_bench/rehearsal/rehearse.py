@@ -79,7 +79,7 @@ _STEPS_WITHOUT = 50
 _CHOICE_S = 60.0
 """Seconds of simulation, about, for all searches by choosing together."""
 _SLOW_S = 0.002
-"""Seconds of simulation per plan from which climbing would take longer than a minute a search."""
+"""Seconds of simulation per plan from which climbing takes minutes."""
 _MIN_STARTS = 12
 _MOMENTS = 8
 """Images of a failure that are kept."""
@@ -136,6 +136,14 @@ class Rehearsal:
         # what a search can do against its scores, a policy can against its comparisons too
         kind = "pairs" if self.kind == "pairs" else ""
         return Fault(name="leads a search away from the goal", evidence=text, kind=kind, is_exploitable=True)
+
+    @property
+    def sentence(self) -> str:
+        """What came out, for a log."""
+        what = f"rehearsal of {self.kind}: {self.verdict}"
+        if math.isfinite(self.control):
+            what += f"; {self.judged:.0%} end in success, and {self.control:.0%} that follow a truth as coarse"
+        return f"{what} ({self.stopped or f'{self.questions} questions, {self.seconds:.0f} s'})"
 
     def row(self) -> Figures:
         """Returns the figures for JSON, without the failures' states."""
@@ -419,14 +427,16 @@ def _horizon(task: str, config: EnvConfig, seed: int) -> int:
 
 
 def _searcher(plans: Plans, seed: int) -> tuple[Searcher, int]:
-    """Returns a way of searching, and the number of starts of its last search: climbing where the simulator is quick."""
+    """Returns a way of searching, and the number of starts of its last search: it climbs where many envs are stepped as
+    one array, and chooses in all others.
+    """
     each = math.inf
     for count in (4, 256):  # envs side by side show their speed with many plans only
         drawn = plans.draw(plans.prior(1), count, np.random.default_rng(0))[0]
         began = time.process_time()  # of this program, however busy the machine is
         plans.play(drawn, starts_of(plans.env, 70_000, count, 0))
         each = min(each, (time.process_time() - began) / count)
-        if each > _SLOW_S:
+        if not isinstance(plans.env, ChunkEnv) or each > _SLOW_S:
             # five episodes from each start, played once for all searches
             return Choice(plans, seed), int(min(_LAST_STARTS, max(_MIN_STARTS, _CHOICE_S / (10 * each))))
     return Climb(plans), _LAST_STARTS

@@ -388,5 +388,9 @@ def test_a_judge_may_be_tried_on_known_pairs_before_it_teaches(build):
     ):  # brightness says nothing of a pole
         algorithm.prepare(lines.append)
     assert lines == ["trying the judge on 30 pairs whose truth is known, in both orders"]
-    untried = build(PREFERENCE, task="cartpole", env=StepEnvConfig(episode_steps=60))
-    assert untried.prepare(lines.append) is False and len(lines) == 1
+    with pytest.raises(JudgeRefused):  # without being asked to
+        build(PREFERENCE, task="cartpole", env=StepEnvConfig(episode_steps=60)).prepare(lines.append)
+    assert lines[1:] == ["trying the judge on 24 pairs whose truth is known, in both orders"]
+    untried = FeedbackConfig(first_step=100, every_steps=60, queries=10, preflight=0)
+    algorithm = build(PREFERENCE, task="cartpole", feedback=untried, env=StepEnvConfig(episode_steps=60))
+    assert algorithm.prepare(lines.append) is False and len(lines) == 2
