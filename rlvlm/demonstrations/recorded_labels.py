@@ -38,21 +38,6 @@ COLUMNS = pa.schema(
 [0, 1], and no frame. `status` is the judge's (ok, invalid, failed), or `unreadable` if there was nothing to show."""
 
 
-PAIR_COLUMNS = pa.schema(
-    [
-        ("left_episode", pa.int64()),
-        ("left_frame", pa.int64()),
-        ("right_episode", pa.int64()),
-        ("right_frame", pa.int64()),
-        ("goal", pa.string()),
-        ("label", pa.string()),
-        ("status", pa.string()),
-        *_STAMP,
-    ]
-)
-"""Columns of comparisons, in the order shown: `label` is left, right or tie; null for an unreadable answer."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedLabels:
     """Contents of a file of labels."""
@@ -72,7 +57,7 @@ def write_labels(file: Path, dataset: str, rows: Iterable[Mapping[str, Any]], co
         file: path of the file; replaced if it exists.
         dataset: `recordings_digest` of the data.
         rows: rows with the keys of `columns`.
-        columns: `COLUMNS` or `PAIR_COLUMNS`.
+        columns: `COLUMNS`, or those of `rlvlm.labels.export.SCHEMA`.
     """
     meta = json.dumps({"what": _WHAT, "schema": _SCHEMA, "dataset": dataset})
     return write_parquet(file, columns.with_metadata({"rlvlm": meta}), rows)

@@ -1,4 +1,7 @@
-"""Exports a store as one Parquet file with one row per answer and its truth: for DuckDB, pandas, or a colleague."""
+"""The one table of judges' answers, a Parquet file with a row for each and its truth: for DuckDB, pandas, colleagues.
+
+Label stores are exported as it; benches, reports and scored data write it too, by `judge_bench.table`.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
@@ -52,9 +55,23 @@ SCHEMA = pa.schema(
         ("return_left", pa.float64()),
         ("return_right", pa.float64()),
         ("correct", pa.bool_()),
+        ("tokens", pa.float64()),
+        ("item", pa.int64()),
+        ("swapped", pa.bool_()),
+        ("case", pa.string()),
+        ("success", pa.bool_()),
+        ("source", pa.int64()),
+        ("track", pa.int64()),
+        ("colours", pa.list_(pa.float64())),
+        ("left_episode", pa.int64()),
+        ("left_frame", pa.int64()),
+        ("right_episode", pa.int64()),
+        ("right_frame", pa.int64()),
     ]
 )
-"""Columns of the file. Images are digests, as in the store; `correct` is null unless label and truth are decided."""
+"""Columns of the file. Sides are in the order shown, images are digests, as in the store, and `correct` is null unless
+label and truth are decided. From `item` on they are of benches and scored data alone, and null in a store: `item` to
+`track` as in `judge_bench.items`; `colours` are means of each side's last image, whose episode and frame follow."""
 
 
 def write_parquet(file: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -118,6 +135,7 @@ def _row(item: StoredAnswer, truth: Truth | None) -> dict[str, Any]:
         **asdict(answer.stamp),
         **asdict(item.origin),
         **(asdict(usage) if usage else {}),
+        "tokens": usage.tokens_in + usage.tokens_out if usage else None,
         "key": item.key,
         "question": question.id,
         "status": str(answer.status),

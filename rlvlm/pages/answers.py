@@ -17,15 +17,20 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Stamp, Verdict
+from rlvlm.demonstrations.tables import DAMAGES, read_table
 from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.faults import Graded, grade
 from rlvlm.judge_bench.figures import cost_figures, difficulty_of, outcome_of
 from rlvlm.judge_bench.items import NUM_BINS, Item
+from rlvlm.judge_bench.table import read_rows
+from rlvlm.labels.export import SCHEMA
 from rlvlm.labels.records import Question, StoredAnswer, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
 from rlvlm.runs.answers import MAX_TEXT, logged_pairs, pair_of
 from rlvlm.runs.folder import RunFolder, find_folders
 
+ANSWERS_FILE = "answers.parquet"
+"""Table of answers in a bench's folder, and in that of a report."""
 OUTCOMES = {
     "correct": "right",
     "incorrect": "wrong",
@@ -112,6 +117,9 @@ def read_sources(paths: Sequence[Path]) -> list[Answers]:
         raise UsageError("name at least one run's folder or label store", "rlvlm judge-report runs/drawer_open/<time>")
     found: list[Answers] = []
     for path in paths:
+        if (file := path / ANSWERS_FILE if path.is_dir() else path).suffix == ".parquet" and file.exists():
+            found += read_answers(file)
+            continue
         if is_store(path):
             found += read_store(path)
             continue
@@ -224,6 +232,31 @@ def read_store(folder: Path) -> list[Answers]:
     return found
 
 
+def read_answers(file: Path) -> list[Answers]:
+    """Returns the answers in a table of a bench, of scored data or of `labels export`, one entry per judge and task; a
+    bench's tasks are one.
+
+    Raises:
+        UsageError: it is no such table.
+    """
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    try:
+        for row in read_table(file, SCHEMA.names.__contains__).to_pylist():
+            if row["item"] is not None or row["kind"] == "compare":  # scores of a store say no case
+                groups[row["judge"], row["prompt"] or "", "" if row["item"] is not None else row["task"]].append(row)
+        found = []
+        for (judge, prompt, task), rows in groups.items():
+            name = " ".join(filter(None, (judge, prompt)))
+            source = Answers(name=name, about=f"{file}", judge=name, task=task)
+            for item, answer in zip(*read_rows(rows), strict=True):
+                source.add(item, answer, ("", ""))
+            found.append(source)
+    except DAMAGES as error:
+        what = f"{file} is no table of answers: {type(error).__name__}: {error}"
+        raise UsageError(what, "name a bench's folder, or a file of rlvlm labels export") from error
+    return found
+
+
 def _is_by(judge: str, name: str) -> bool:
     """Returns whether an answer stamped with `judge` was given by `name` of a query log.
 
@@ -271,7 +304,7 @@ def by_bin(source: Answers) -> dict[str, NDArray[np.int64]]:
     """Returns [10] counts of each outcome by difficulty, for answers whose truth is known."""
     counts = {name: np.zeros(NUM_BINS, np.int64) for name in OUTCOMES}
     for item, outcome in zip(source.items, outcomes(source), strict=True):
-        if np.isfinite(item.gap):
+        if item.case == "pair" and np.isfinite(item.gap):
             counts[str(outcome)][difficulty_of(item)] += 1
     return counts
 
@@ -295,7 +328,7 @@ def summarise(source: Answers) -> dict[str, Any]:
     """Returns one row of `judge_report.json`.
 
     Returns:
-        `source`, `about`, `answers` and the count of each outcome; `figures`: `pairs` and `cost` as in a bench.json,
+        `source`, `about`, `answers` and the count of each outcome; `figures`: `pairs`, `scores` and `cost`,
         with `latency_p50_s` and `latency_p95_s`; `faults` as in a bench.json.
     """
     found, graded = outcomes(source), source.graded
@@ -309,6 +342,7 @@ def summarise(source: Answers) -> dict[str, Any]:
         **{name.replace(" ", "_"): int((found == name).sum()) for name in OUTCOMES},
         "figures": {
             "pairs": graded.pairs,
+            "scores": graded.scores,
             "cost": cost | {"latency_p50_s": times[0], "latency_p95_s": times[1]},
         },
         "faults": [asdict(fault) for fault in graded.faults],

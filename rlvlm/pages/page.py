@@ -101,7 +101,7 @@ class Section:
     def is_empty(self) -> bool:
         """Whether there is nothing to show but a heading."""
         shown = (self.finding, self.alerts, self.notes, self.points, self.tiles, self.shares, self.tables, self.charts)
-        return not any((*shown, self.folded[0], self.cards))
+        return not any((*shown, self.folded[0], self.cards, self.notes_below))
 
     @property
     def counts(self) -> dict[str, int]:

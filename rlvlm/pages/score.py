@@ -14,6 +14,7 @@ from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.judge_bench.faults import Fault, grade
 from rlvlm.judge_bench.figures import Figures, cost_figures, rank_correlation
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, find_threshold, known_rows, suspicions
+from rlvlm.judge_bench.table import answer_rows
 from rlvlm.pages.answers import Answers
 from rlvlm.pages.judge import answer_sections
 from rlvlm.pages.judge_charts import draw_scores
@@ -69,14 +70,10 @@ class ScoredData:
                 yield about | {"success": _or_none(episode.success), "status": status}
 
     def pairs(self) -> Iterator[dict[str, Any]]:
-        """Yields the rows of `PAIR_COLUMNS`."""
-        by = asdict(self.stamp)
-        for _, item, answer in (row for episode in self.episodes for row in episode.rows):
-            if item.kind == "pair":
-                left, right = ([int(n) for n in side[-1]] for side in item.sides[:: -1 if answer.swapped else 1])
-                where = {"left_episode": left[0], "left_frame": left[1]}
-                where |= {"right_episode": right[0], "right_frame": right[1]}
-                yield where | {"goal": item.goal, "label": answer.label or None, "status": answer.status} | by
+        """Yields the comparisons as rows of `rlvlm.labels.export.SCHEMA`."""
+        rows = [row for episode in self.episodes for row in episode.rows if row[1].kind == "pair"]
+        items, answers = [item for _, item, _ in rows], [answer for *_, answer in rows]
+        yield from answer_rows(items, answers, self.stamp, self.name, has_frames=True)
 
     def lerobot_progress(self) -> Iterator[EpisodeProgress]:
         """Yields a row for each episode of the data set that has frame indices, asked about or not."""

@@ -1,12 +1,10 @@
 """`rlvlm judge-bench`: opens the judge, measures it, and writes row, answers and page."""
 
-import json
 import math
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console, plain_table
@@ -25,12 +23,15 @@ from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
 from rlvlm.judge_bench.price import Price, price_of
 from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
+from rlvlm.judge_bench.table import answer_rows
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.judge import Judge
+from rlvlm.labels.export import SCHEMA, write_parquet
 from rlvlm.labels.images import MAX_PIXELS, image_digest
 from rlvlm.labels.store import LabelStore
+from rlvlm.pages.answers import ANSWERS_FILE
 from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
 from rlvlm.pages.page import page, print_sections
 from rlvlm.reports.options import BenchOptions, FreezeOptions
@@ -102,8 +103,7 @@ def bench_judge(options: BenchOptions) -> int:
     row["prediction"] = [asdict(prediction) for prediction in predictions]
     row["bench"]["wall_s"] = round(time.perf_counter() - began, 1)
     write_json(out / ROW_FILE, row)
-    lines = [json.dumps(_plain(asdict(answer))) for answer in found.rows()[1]]
-    write_whole(out / "answers.jsonl", "".join(f"{line}\n" for line in lines))
+    write_parquet(out / ANSWERS_FILE, SCHEMA, answer_rows(*found.rows(), found.stamp, wanted.name))
     for write in (guest.bench_files for guest in guests().values() if guest.bench_files):
         load(write)(found, options.name, out)
     _write_failures(found, out)
@@ -285,10 +285,3 @@ def _with_player(suite: Suite, player: Path | None, goal: str) -> Suite:
     return replace(
         suite, goal=goal or run.goal, player=policy.act, start=lambda *_: lambda observation, _: policy.act(observation)
     )
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value with None in place of numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

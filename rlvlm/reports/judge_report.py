@@ -147,7 +147,8 @@ def report_sections(
         )
         for row in shared
     ]
-    ends = {source.name: outcomes(source) for source in sources}
+    # of pairs alone: a bench has scores and controls too
+    ends = {s.name: outcomes(s)[[item.case == "pair" for item in s.items]] for s in sources}
     found = [name for name in BY_BIN if any((end == name).any() for end in ends.values())]
     lines = [(name, *(f"{100 * (end == name).mean():.1f} %" for end in ends.values())) for name in found]
     sections = [Section(points=about, tables=[Table(heads=("answers", *named), rows=lines)])]

@@ -25,7 +25,7 @@ class BenchOptions:
     reference: Literal["none", "oracle", "random", "left"] = "none"
     """Baseline that answers instead of the judge: the truth, chance, or always the first image (and 0.5)."""
     out: Path = Path("judge_bench")
-    """Folder for bench.json, answers.jsonl and bench.html."""
+    """Folder for bench.json, answers.parquet and bench.html."""
     frames: int | None = None
     """Images shown per episode, >= 1; by default 8, or 1 for a judge that was trained on single images."""
     pairs: int | None = None

@@ -25,7 +25,7 @@ from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, Usage
 from rlvlm.core.foreign import read_json
 from rlvlm.core.install import check_train
 from rlvlm.core.judging import Stamp
-from rlvlm.demonstrations.recorded_labels import PAIR_COLUMNS, read_labels, write_labels, write_lerobot_progress
+from rlvlm.demonstrations.recorded_labels import read_labels, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.judge_bench.faults import Fault
@@ -35,6 +35,7 @@ from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge, check_reachable
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.judge import Judge
+from rlvlm.labels.export import SCHEMA
 from rlvlm.labels.store import LabelStore
 from rlvlm.pages.page import page, print_sections
 from rlvlm.pages.score import DataSummary, ScoredData
@@ -142,7 +143,7 @@ def _write_tables(out: Path, found: ScoredData, *, is_lerobot: bool) -> None:
     if questions != {"pairs"} or not (out / LABELS_FILE).exists():  # of pairs alone it has what cannot be shown
         write_labels(out / LABELS_FILE, digest, found.labels())
     if "pairs" in questions:
-        write_labels(out / PAIRS_FILE, digest, found.pairs(), PAIR_COLUMNS)
+        write_labels(out / PAIRS_FILE, digest, found.pairs(), SCHEMA)
     if is_lerobot and "progress" in questions:
         write_lerobot_progress(out / LEROBOT_FILE, found.lerobot_progress(), digest, found.stamp.judge)
 

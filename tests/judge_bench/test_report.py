@@ -7,11 +7,13 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from rlvlm.cli import run_command
 from rlvlm.core.errors import EXIT_PREEMPTED, UsageError
 from rlvlm.judge_bench.prediction import COLUMNS
+from rlvlm.pages.answers import read_sources
 
 TASK = "push_block"
 SENT: list[signal.Signals] = []
@@ -48,9 +50,14 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
     assert row["bench"]["suite"] == TASK and row["bench"]["frames"] == 4 and row["tasks"].keys() == {TASK}
     page = (tmp_path / "dim" / "bench.html").read_text()
     assert "The worst answers to pairs" in page and "data:image/png;base64," in page and "<script" not in page
-    answers = [json.loads(line) for line in (tmp_path / "dim" / "answers.jsonl").read_text().splitlines()]
+    answers = pq.read_table(tmp_path / "dim" / "answers.parquet").to_pylist()
     assert len(answers) == row["figures"]["cost"]["answers"]
     assert {answer["status"] for answer in answers} <= {"ok", "no_preference"}
+    (again,) = read_sources([tmp_path / "dim"])
+    # images are not in the table, so what needs them is not found again; all else follows from it
+    assert json.loads(json.dumps(again.graded.pairs)) == row["figures"]["pairs"]
+    assert json.loads(json.dumps(again.graded.scores)) == row["figures"]["scores"]
+    assert {fault.name for fault in again.graded.faults} <= {fault["name"] for fault in row["faults"]}
     oracle = bench(tmp_path / "oracle", "--reference", "oracle")
     assert oracle["manifest"] == row["manifest"]  # the same questions, whoever is asked
     capsys.readouterr()
