@@ -55,12 +55,15 @@ class Pushing(gym.Env):
 
 
 def known_episodes(count: int = 48) -> list[tuple[np.ndarray, bool, str]]:
-    """Plays episodes, half of them by the script, to try the judge on before anything is trained."""
+    """Plays episodes, half of them by the script, to try the judge on before anything is trained.
+
+    A success ends when it succeeds: the judge is tried on shorter pieces of it too, which are no success yet.
+    """
     env, rng, found = Pushing(), np.random.default_rng(0), []
     for number in range(count):
         env.reset(seed=number)
         drift = rng.uniform(-1, 1, 2)
-        while len(env.states) <= STEPS:
+        while len(env.states) <= STEPS and not env.is_success:
             scripted = table.scripted_moves(env.states[-1][None])[0]
             env.step(scripted if number % 2 else np.clip(drift + rng.normal(0, 0.5, 2), -1, 1))
         found.append((env.film(), env.is_success, env.goal))

@@ -63,7 +63,8 @@ class Watch:
         goal: goal of the episodes, unless `score` names another.
         suite: known answers for the preflight: what `judge-bench` takes (a frozen suite, a table of videos, a LeRobot
             data set, tasks), or a list of own episodes: frames [L, H, W, 3], whether it succeeded, and its goal if it
-            has one of its own; None skips it.
+            has one of its own; a success has to end where it succeeds, because pieces of it are shown as failures. None
+            skips it.
         faulty: what the preflight does with a judge that has a fatal fault, or one that a policy can exploit.
         monitor: bounds of the alarms, and what an alarm does: `on_alarm` warn logs it, stop raises `RewardHacked`.
         every: episodes after which the newest are held against those before, and some are shown again as controls.
