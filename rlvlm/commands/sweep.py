@@ -26,10 +26,14 @@ class SweepArguments:
     """Shorten every run to minutes: all parts run, nothing is trained to convergence."""
     plan: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Show the runs and their budgets, and stop."""
+    dashboard: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Open the dashboard of the sweep's Ray, and print a link to it."""
+    dashboard_port: int = 8265
+    """Port of that dashboard, on the loopback address."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """Runs `sweep FILE [--out DIR] [--smoke] [--plan]`: runs unfinished runs, or shows them."""
+    """Runs `sweep FILE [--out DIR] [--smoke] [--plan] [--dashboard]`: runs unfinished runs, or shows them."""
     arguments = parse(SweepArguments, words, prog)
     file = find_sweep_file(arguments.file)
     sweep = read_sweep(file)
@@ -39,9 +43,12 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.plan:
         show_plan(sweep, out)
         return EXIT_DONE
+    from rlvlm.runs.preflight import check_dashboard
     from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after everything that can be checked without them
 
-    return run_sweep(out, sweep)
+    if arguments.dashboard:
+        check_dashboard(arguments.dashboard_port, "--dashboard-port")
+    return run_sweep(out, sweep, arguments.dashboard_port if arguments.dashboard else None)
 
 
 def show_plan(sweep: SweepConfig, out: Path) -> None:

@@ -68,9 +68,8 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
     for section, network in config.networks().items():
         check_network(section, *network)
     _check_memory(config)
-    if config.track.dashboard and not port_is_free(config.track.dashboard_port):
-        what = f"port {config.track.dashboard_port} for the Ray dashboard is taken"
-        raise MachineError(what, f"choose another: --track.dashboard-port {free_port()}")
+    if config.track.dashboard:
+        check_dashboard(config.track.dashboard_port, "--track.dashboard-port")
     with ThreadPoolExecutor(1) as pool:  # which waits for a process that draws, while this one imports
         drawing = pool.submit(_check_renderer, config.task)
         from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
@@ -87,6 +86,12 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
             ).validate()
     except ValueError as error:
         raise UsageError(str(error), f"rlvlm run {config.task} --help") from error
+
+
+def check_dashboard(port: int, option: str) -> None:
+    """Raises MachineError if a private Ray's dashboard cannot have its port, which `option` sets."""
+    if not os.environ.get("RAY_ADDRESS") and not port_is_free(port):
+        raise MachineError(f"port {port} for the Ray dashboard is taken", f"choose another: {option} {free_port()}")
 
 
 def _check_renderer(task: str) -> None:

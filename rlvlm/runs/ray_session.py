@@ -23,6 +23,7 @@ from ray._private.node import Node
 from ray._private.utils import write_ray_address
 
 from rlvlm.core.errors import MachineError, first_line
+from rlvlm.runs.dashboard import signed_in_link
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.guardian import guarded_folder, sweep
 from rlvlm.runs.preflight import cluster_address
@@ -69,15 +70,18 @@ def ray_session(
     log: Callable[[str], None] = logger.warning,
     on_lost: Callable[[str], None] = logger.error,
     weights_bytes: int = 0,
-) -> Iterator[None]:
+) -> Iterator[str]:
     """Runs Ray while the context is open: the cluster in RAY_ADDRESS, or a private one that ends with the process.
+
+    Yields a line with the dashboard's address if `dashboard_port` is given, else an empty one.
 
     A process already on Ray, such as a sweep's run, stays on it. A private one has its own folder in a directory that
     only this user can enter, and its own random token, so that nothing is written to the user's home and no other
     process can join.
 
     Args:
-        dashboard_port: port of a private Ray's dashboard, on the loopback address; None: no dashboard.
+        dashboard_port: port of a private Ray's dashboard, on the loopback address; a cluster has its own. None: no
+            dashboard is wanted.
         num_workers: processes of one core each that will be started in it, besides judges; with fewer cores they share
             them.
         exports_metrics: whether to open the metrics port of a private Ray, which has no token and all of the machine's
@@ -92,24 +96,28 @@ def ray_session(
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if ray.is_initialized():
-        yield
+        yield ""
         return
+    link = ""
     with ExitStack() as stack:
         # a foreign cluster: nothing is configured, and it continues when the run ends
         if address := cluster_address():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            url = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR).dashboard_url
+            link = f"http://{url}, and it asks for the cluster's token" if url else "this cluster has none"
         else:
             parent = make_parent()
             stack.enter_context(guarded_folder(parent))
             stack.callback(_forget_token, parent)
-            start_ray(
+            url = start_ray(
                 parent, dashboard_port, num_workers,
                 exports_metrics=exports_metrics, log=log, store_bytes=store_room(weights_bytes),
             )  # fmt: skip
+            if dashboard_port is not None:
+                link = stack.enter_context(signed_in_link(url))
         stack.callback(ray.shutdown)  # only disconnects from a foreign cluster
         gone_s = CLUSTER_GONE_S if address else HEAD_GONE_S
         stack.enter_context(watched_head(ray.get_runtime_context().gcs_address, gone_s, on_lost))
-        yield
+        yield "" if dashboard_port is None else f"Ray's dashboard: {link}"
 
 
 def store_room(weights_bytes: int) -> int:
@@ -173,8 +181,9 @@ def start_ray(
     exports_metrics: bool = False,
     log: Callable[[str], None] = logger.warning,
     store_bytes: int = OBJECT_STORE_BYTES,
-) -> None:
-    """Starts a Ray of our own in this process; on a busy machine it may take several tries.
+) -> str:
+    """Starts a Ray of our own in this process, and returns its dashboard's address, HOST:PORT, if it has one; on a busy
+    machine it may take several tries.
 
     Args:
         parent: folder for its files.
@@ -211,7 +220,7 @@ def start_ray(
         logging.getLogger("ray").addHandler(said)
         try:
             with _own_way(), _no_idle_processes() if is_alone else nullcontext():
-                ray.init(
+                context = ray.init(
                     address="local",
                     # the judge's replica and Serve's own actors need a slot each
                     num_cpus=max(usable_cores(), 2 + num_workers),
@@ -227,7 +236,7 @@ def start_ray(
                 )
             # Otherwise a job submitted to this Ray would get the address of any Ray on this machine.
             write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
-            break
+            return context.dashboard_url or ""
         except Exception as error:  # Ray raises bare Exceptions here, e.g. without an answer for 30 seconds
             # what it logs names the cause more often than what it raises
             failure = "; ".join(dict.fromkeys([first_line(error), *(line.strip() for line in said.lines[-1:])]))

@@ -355,11 +355,13 @@ def open_training(
         # at least a core for each replica, and one for Serve's own actors
         workers = len(config.worker_places) + replicas + bool(replicas)
         with imported_meanwhile(config):
-            stack.enter_context(
+            dashboard = stack.enter_context(
                 ray_session(
                     port, num_workers=workers, log=console.phase, on_lost=tell_lost, weights_bytes=sent_bytes(config)
                 )
             )
+        if dashboard:
+            console.line(dashboard)
         # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
         make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))

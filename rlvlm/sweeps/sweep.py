@@ -32,8 +32,8 @@ EXIT_SOME_FAILED = 1
 _TUNE = "tune"
 
 
-def run_sweep(path: Path, sweep: SweepConfig) -> int:
-    """Starts the sweep in `path`, or resumes it, and returns the exit code.
+def run_sweep(path: Path, sweep: SweepConfig, dashboard_port: int | None = None) -> int:
+    """Starts the sweep in `path`, or resumes it, and returns the exit code; for `dashboard_port` see `ray_session`.
 
     Returns:
         0 when every run is finished, 1 when some failed, 75 when a signal stopped it after saving.
@@ -60,12 +60,15 @@ def run_sweep(path: Path, sweep: SweepConfig) -> int:
             table.phase(f"starting Ray; {len(waiting)} of {len(plans)} runs to go")
             run = roles_of_a_run(sweep.resources, [plans[key].config for key in waiting])
             asked = shared_judges([plans[key] for key in waiting], sweep.resources.judge_cpus, folder.path)
-            stack.enter_context(
+            dashboard = stack.enter_context(
                 ray_session(
+                    dashboard_port,
                     num_workers=num_slots(roles_of_judges([*asked.values()]), run) - 2,
                     log=table.phase, on_lost=lambda what: table.line(f"{what}; go on with: {stop.advice}"),
                 )
             )  # fmt: skip
+            if dashboard:
+                table.line(dashboard)
             stop.take_over()
             judges = stack.enter_context(_judges(asked, folder, [plans[key] for key in waiting], callback, table))
             table.phase("running")
