@@ -8,7 +8,7 @@ which runs many of them concurrently. Pure; `asking` runs them.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import fsum
+from math import fsum, isfinite
 
 import numpy as np
 
@@ -171,6 +171,8 @@ def _choose(
         masses, unlisted = listed
         text, written = _kept_text(reply), place_of(reply.readable)
     total = fsum(masses)
+    if not isfinite(total):  # an engine's numbers that are no probabilities answer nothing
+        total = 0.0
     shares = [mass / total for mass in masses] if total else [1 / len(masses)] * len(masses)
     likeliest, is_answer = shares.index(max(shares)), total >= MIN_CHOICE_MASS
     if not is_answer:

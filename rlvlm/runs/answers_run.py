@@ -143,6 +143,13 @@ class AnswersRun(RunConfig):
         return f"{self.algo.advantage.estimator}, {super().reward_name}"
 
     @property
+    def title(self) -> str:
+        """Title that also names the policy's head, where it is not the usual one of the kind."""
+        head = self.policy.head
+        words = "" if head == type(self.policy)().head else f"{head.rpartition(':')[2]} policy, "
+        return f"{self.task}: {words}{self.reward_name}, seed {self.seed}"
+
+    @property
     def measured(self) -> str:
         return self.reward.measured
 

@@ -220,3 +220,9 @@ def test_what_engines_that_differ_sample_is_corrected_by_default(settings: dict[
     assert config.correction == expected
     built: Any = algorithm_settings(config, None, (lambda *_: None) if config.num_engine_replicas else None)  # pyright: ignore
     assert built.algo.loss.correction == expected
+
+
+def test_a_title_names_a_policy_s_head_where_it_is_not_the_usual_one() -> None:
+    assert recipe("push_block").title == "push_block: grpo, env success, seed 0"
+    assert override(recipe("push_block"), {"policy.head": "flow"}).title.startswith("push_block: flow policy, grpo, ")
+    assert override(recipe("number_line"), {"policy.head": "actions"}).title.startswith("number_line: actions policy, ")
