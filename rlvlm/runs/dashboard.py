@@ -55,7 +55,7 @@ def signed_in_link(dashboard: str) -> Iterator[str]:
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             """Logs nothing: the path is a secret."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), SignIn) as server:
