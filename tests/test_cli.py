@@ -36,7 +36,7 @@ MISTAKES = [
     ("run drawer_open --lerning-rate 3", 2, "did you mean --algo.actor-lr (Learning rate of the actor), or"),
     ("run push_block --learning-rate 3", 2, "or --algo.lr (Initial step size of Adam for the policy), or"),
     ("run drawer_open --algo.learning-rate=3", 2, "did you mean --algo.actor-lr (Learning rate of the actor), or"),
-    ("run drawer_open --algo.batch-size lots", 2, "invalid literal for int()"),
+    ("run drawer_open --algo.batch-size lots", 2, "--algo.batch-size is a whole number, got 'lots'"),
     ("run drawer_open --algo.batch-size 0", 2, "algo.batch_size must be >= 1, got 0"),
     ("run drawer_open --env.start randm", 2, "'fixed', 'near', 'random'"),
     ("run drawer_open --steps 0", 2, "steps must be >= 1"),

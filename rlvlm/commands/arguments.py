@@ -134,19 +134,33 @@ _WHOLE = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]\+?(\d{1,2})|([kKM]))")
 _THOUSANDS = {"k": 3, "K": 3, "M": 6}
 
 
+_MEANT = {
+    "gpus": "--serve.num-gpus N gives the judge's replica GPUs (0.5 shares one); a policy takes what is free",
+    "num_gpus": "--serve.num-gpus N gives the judge's replica GPUs (0.5 shares one); a policy takes what is free",
+    "config": "give the settings as options; rlvlm sweep FILE takes some in YAML, and rlvlm resume DIR a run's own",
+}
+"""Fixes for options that other programs have and that no setting here is spelled or described like."""
+
+
 def _whole_numbers(options: Sequence[str], names: Collection[str]) -> list[str]:
-    """Returns the options with `1e5`, `2.5k` and `1M` written out for the options in `names`, which are integers."""
+    """Returns the options with `1e5`, `2.5k` and `1M` written out for the options in `names`, which are integers.
+
+    Raises:
+        UsageError: one of these is no whole number.
+    """
     found: list[str] = []
     for place, word in enumerate(options):
         head, equals, value = (
             word.partition("=") if word.startswith("--") else (options[place - 1] if place else "", "", word)
         )
-        given = _WHOLE.fullmatch(value)
-        if given and head[2:].replace("-", "_") in names:
-            number = Decimal(given[1]).scaleb(int(given[2] or _THOUSANDS[given[3]]))
-            if number == number.to_integral_value():  # 1.5e0 is not, and the parser says so
-                found.append(f"{head}=" * bool(equals) + str(int(number)))
-                continue
+        if head[2:].replace("-", "_") in names and value:
+            given = _WHOLE.fullmatch(value)
+            number = Decimal(given[1]).scaleb(int(given[2] or _THOUSANDS[given[3]])) if given else None
+            if number is not None and number == number.to_integral_value():  # 1.5e0 is not
+                value = str(int(number))
+            if not re.fullmatch(r"[+-]?\d+", value):
+                raise UsageError(f"{head} is a whole number, got {value!r}", f"e.g. {head} 20000, 20k or 2e4")
+            word = f"{head}=" * bool(equals) + value
         found.append(word)
     return found
 
@@ -162,6 +176,11 @@ def _check_names(config: RunConfig, known: Mapping[str, Any], options: Sequence[
         endings = {key.rpartition(".")[2] for key in known}
         if not option.startswith("--") or name in known or difflib.get_close_matches(last, endings, cutoff=0.8):
             continue
+        if name in _MEANT:
+            raise UsageError(f"there is no option {given}", _MEANT[name])
+        if section == "env" and "env.make" in known:
+            fix = f"a keyword of gymnasium.make is given as --env.make {last} VALUE"
+            raise UsageError(f"there is no option {given}", fix)
         meant = by_meaning(config, last.replace("_", " ").strip())
         meant = {key: about for key, about in meant.items() if key.startswith(f"{section}.")} or meant
         if meant:

@@ -218,7 +218,9 @@ def open_folder(path: Path) -> DemonstrationFolder:
     except (OSError, ValueError, TypeError, KeyError):
         is_ours, about = False, {}
     if not is_ours:
-        raise UsageError(f"{path} is not a folder of demonstrations", "make one with: rlvlm collect TASK --out DIR")
+        inside = sorted(mark.parent for depth in ("*", "*/*") for mark in path.glob(f"{depth}/{_MARK}"))
+        fix = f"did you mean {inside[0]}?" if inside else "make one with: rlvlm collect TASK --out DIR"
+        raise UsageError(f"{path} is not a folder of demonstrations", fix)
     if about["schema"] > SCHEMA:
         raise UsageError(
             f"{path} has schema {about['schema']}; this rlvlm reads schemas up to {SCHEMA}", "use a newer rlvlm"

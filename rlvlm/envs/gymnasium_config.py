@@ -1,9 +1,11 @@
 """Settings of Gymnasium's envs."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+import ast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_interval
+from rlvlm.core.leads import OwnSetting
 from rlvlm.envs.config import StepEnvConfig
 
 
@@ -17,6 +19,21 @@ class GymnasiumConfig(StepEnvConfig):
     """Longest side of stored images, pixels, in [32, 1024], for envs that cannot draw their past again; smaller images
     are stored as they are. No effect on MuJoCo envs, which are drawn at any size."""
 
+    make: dict[str, OwnSetting] = field(default_factory=dict)
+    """Keywords of gymnasium.make, names and values alternating, e.g. `--env.make size 8 is_slippery False`."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_interval(self, "env", "[32, 1024]", "view_px")
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of gymnasium.make, with numbers, truth values, None and lists as Python has them."""
+        return {name: _value(text) for name, text in self.make.items()}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

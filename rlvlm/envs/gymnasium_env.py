@@ -25,7 +25,7 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -80,7 +80,8 @@ class WrappedGymEnv(StepEnv):
         ensure_renderer()
         self.render_mode = None
         self._id = env_id
-        self.inner = _make(env_id, max_episode_steps=-1)  # its own wrapper for time limits fails on what breaks a rule
+        # its own wrapper for time limits fails on what breaks a rule
+        self.inner = _make(env_id, **{**config.keywords, "max_episode_steps": -1})
         self._episode_steps = config.episode_steps
         spec = gym.spec(env_id.rpartition(":")[2])
         is_long_enough = config.episode_steps >= (spec.max_episode_steps or 0)
@@ -98,7 +99,11 @@ class WrappedGymEnv(StepEnv):
         self._actions: list[FloatArray] = []
         physics = getattr(self.inner.unwrapped, "data", None)
         is_mujoco = hasattr(physics, "qpos") and hasattr(physics, "mocap_pos")
-        images = DrawnScene(env_id, physics) if is_mujoco else StoredImage(self.source_class, config.view_px)
+        images = (
+            DrawnScene(env_id, physics, config.keywords)
+            if is_mujoco
+            else StoredImage(self.source_class, config.view_px)
+        )
         self._images = images
         self.pixels = images.pixels if isinstance(images, StoredImage) else None
         self._odd_obs = ""  # how observations differ from the space, if they do
@@ -300,12 +305,13 @@ class DrawnScene:
     Args:
         env_id: env of which further instances draw, one for each size of image.
         physics: the `mujoco.MjData` of the first instance, for the sizes of its arrays.
+        keywords: further keywords of `gymnasium.make`.
     """
 
     note = "images are drawn from joint positions, by the env's own renderer and camera"
 
-    def __init__(self, env_id: str, physics: Any) -> None:
-        self._env_id = env_id
+    def __init__(self, env_id: str, physics: Any, keywords: Mapping[str, Any]) -> None:
+        self._env_id, self._keywords = env_id, keywords
         self._num_joints, self._num_mocaps = physics.qpos.size, len(physics.mocap_pos)
         self._renderers: dict[int, Env] = {}
 
@@ -343,9 +349,9 @@ class DrawnScene:
 
     def _make_renderer(self, size_px: int) -> Env:
         try:
-            renderer = _make(self._env_id, width=size_px, height=size_px)
+            renderer = _make(self._env_id, **{**self._keywords, "width": size_px, "height": size_px})
         except TypeError:  # an env with a fixed image size
-            renderer = _make(self._env_id)
+            renderer = _make(self._env_id, **self._keywords)
         scene: Any = renderer.unwrapped
         scene.model.vis.quality.offsamples = scene.model.vis.quality.shadowsize = 0  # the most costly effects on a CPU
         renderer.reset(seed=_FIXED_SEED)
@@ -395,7 +401,8 @@ def _make(env_id: str, **settings: Any) -> Env:
         if set(settings) & {"width", "height"}:  # not every env takes these: the caller tries without
             raise
         raise UsageError(
-            f"gym:{env_id} cannot be made with render_mode=rgb_array: {first_line(error)}", _RULES
+            f"gym:{env_id} cannot be made with render_mode=rgb_array: {first_line(error)}",
+            f"{_RULES}; its own keywords are given as --env.make NAME VALUE",
         ) from error
     except gym.error.Error as error:  # a rule that Gymnasium itself checks
         raise UsageError(f"gym:{env_id} cannot be made: {first_line(error)}", _RULES) from error

@@ -7,6 +7,7 @@ family whose goal contains these words: `libero_object/alphabet soup` is `libero
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -240,6 +241,8 @@ def find_task(name: str) -> Task:
     Raises:
         UsageError: there is no such task; the message proposes one with a similar name.
     """
+    if not isinstance(name, str):  # from Python
+        raise UsageError(f"a task is named by a text such as 'drawer_open', got {name!r}", f"tasks: {task_summary()}")
     # registered names come first, then references to import; no registered name contains a colon
     if name in _tasks():
         return _tasks()[name]
@@ -391,6 +394,14 @@ def make_vector(task: str, config: StepEnvConfig, seed: int) -> "gym.vector.Sync
 
 def _near(name: str) -> str:
     """Returns the tasks that `name` may have meant; for a name with a family, only tasks of that family."""
+    if re.fullmatch(r"[\w./-]+-v\d+", name):
+        import gymnasium as gym  # only if the name looks like one of its envs
+
+        if name in gym.registry:
+            ours = name.rpartition("-")[0].lower()
+            return (
+                f"did you mean {ours}, or Gymnasium's gym:{name}?" if ours in _tasks() else f"did you mean gym:{name}?"
+            )
     families = task_families()
     family, _, member = name.rpartition("/")
     # the family first: the nearest one if misspelt, so that the member is sought among few names

@@ -1,5 +1,6 @@
 """Configuration of a sweep: a YAML file of `tune_configs/`, read strictly. Imports neither torch nor ray."""
 
+import difflib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,8 +171,9 @@ def find_sweep_file(name: str) -> Path:
         return path
     known = {file.stem: file for file in sorted(shipped("tune_configs").glob("*.yaml"))}
     if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(
             f"there is no sweep {name!r}; ready ones: {', '.join(sorted(known))}",
-            "give a YAML file, e.g. rlvlm sweep tune_configs/reward_sources.yaml",
+            f"did you mean rlvlm sweep {near[0]}?" if near else "give a YAML file like those of tune_configs/",
         )
     return known[name]

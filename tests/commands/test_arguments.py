@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import pytest
+from tiny_run import box_words
 
 from rlvlm.cli import main
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
+from rlvlm.envs.registry import make_env
 from rlvlm.runs.recipes import recipe
 
 
@@ -109,3 +111,34 @@ def test_help_of_a_command_with_forms_names_them(command: str, capsys: pytest.Ca
     text = capsys.readouterr().out
     for form in ("show", "export", "import"):
         assert f"  rlvlm {command} {form} " in text
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("run drawer_open --gpus 1", "--serve.num-gpus"),
+        ("run drawer_open --steps abc", "e.g. --steps 20000, 20k or 2e4"),
+        ("run drawer_open --steps=1e4.5", "e.g. --steps 20000, 20k or 2e4"),
+        ("run drawer_open --config my.yaml", "rlvlm sweep FILE"),
+        ("run gym:CartPole-v1 --env.size 128", "--env.make size VALUE"),
+        ("run CartPole-v1", "did you mean cartpole, or Gymnasium's gym:CartPole-v1?"),
+        ("sweep seven_task", "did you mean rlvlm sweep seven_tasks?"),
+        ("data show .", "did you mean kept/pushes?"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_one(line: str, fix: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept/pushes").mkdir(parents=True)
+    (tmp_path / "kept/pushes/demonstrations.json").touch()
+    assert main(line.split()) == 2
+    assert fix in box_words(capsys.readouterr().err)
+
+
+def test_keywords_of_gymnasium_make_can_be_given() -> None:
+    words = "gym:Pendulum-v1 --env.make g 5.5".split()
+    config = parse_run(words, "rlvlm run").config
+    env = make_env(config.task, config.env, 0)
+    assert env.inner.unwrapped.g == 5.5
+    env.close()
+    with pytest.raises(UsageError, match="named by a text such as 'drawer_open', got 3"):
+        recipe(3)  # pyright: ignore[reportArgumentType] - which is the mistake
