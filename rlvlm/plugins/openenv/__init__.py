@@ -1,0 +1,1 @@
+"""A judge's score as a rubric of OpenEnv."""

@@ -1,0 +1,1 @@
+"""A judge's score as verl's custom reward function."""

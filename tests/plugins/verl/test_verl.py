@@ -1,0 +1,55 @@
+"""A judge's score as verl's custom reward function."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from frameworks import served
+
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.plugins.verl.reward import compute_score
+
+SHOW = """
+import numpy as np
+def show(reply, ground_truth, extra_info):
+    return np.full((2, 8, 8, 3), 51 * len(reply), np.uint8)
+"""
+
+
+@pytest.fixture
+def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "show_of_verl.py").write_text(SHOW)
+    yield f"{tmp_path}/show_of_verl.py:show"
+    sys.modules.pop("show_of_verl", None)
+
+
+def test_rows_are_scored_together_by_their_own_goals(tmp_path: Path, show: str) -> None:
+    with served(tmp_path) as (url, home):
+        token = (home / ".rlvlm" / "token").read_text()
+        asked = [
+            compute_score("toy", "a" * letters, "", {"goal": "bright"}, url=url, token=token, show=show)
+            for letters in range(6)
+        ]
+
+        async def all_of_them():
+            return await asyncio.gather(*asked)
+
+        found = asyncio.run(all_of_them())
+    # by hand: n letters make a grey of 51 n, of 255
+    assert [row["score"] for row in found] == [pytest.approx(n / 5) for n in range(6)]
+    assert {row["judge_answered"] for row in found} == {1.0}
+
+
+def test_a_killed_server_ends_the_run_or_is_neutral(tmp_path: Path, show: str, monkeypatch) -> None:
+    monkeypatch.setattr("rlvlm.judges.http.CONNECT_S", 0.1)
+    dead = {"url": "http://127.0.0.1:9", "token": "t", "show": show, "goal": "bright"}
+    with pytest.raises(JudgeUnavailable):
+        asyncio.run(compute_score("toy", "a", "", **dead))
+    found = asyncio.run(compute_score("toy", "a", "", **dead, without_answer="neutral"))
+    assert found == {"score": 0.5, "judge_answered": 0.0}
+
+
+def test_a_row_without_a_goal_says_where_it_is_missing(show: str) -> None:
+    with pytest.raises(UsageError, match="a row of toy has no extra_info.goal; extra_info has index"):
+        asyncio.run(compute_score("toy", "a", "", {"index": 3}, url="http://127.0.0.1:9", token="t", show=show))
