@@ -17,7 +17,7 @@ import stat
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from rlvlm.core.errors import UsageError
 
@@ -210,10 +210,6 @@ def read_arrays(path: Path, *, is_compressed: bool, root: Path | None = None) ->
         ValueError: it claims more than that, or is not such a file.
         BadZipFile, zlib.error, EOFError, NotImplementedError: it is damaged.
     """
-    import numpy as np
-    from numpy.lib import format as npy
-
-    read_headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     arrays = {}
     opened = open_regular(path) if root is None else open_inside(root, path)
     with opened as file, zipfile.ZipFile(file) as archive:
@@ -227,18 +223,37 @@ def read_arrays(path: Path, *, is_compressed: bool, root: Path | None = None) ->
             raise ValueError("its arrays claim more bytes than the file has")
         for member in members:
             with archive.open(member) as stream:
-                version = npy.read_magic(stream)
-                if version not in read_headers:
-                    raise ValueError(f"an array is of format {version}")
-                shape, is_fortran, dtype = read_headers[version](stream)
-                num_bytes = math.prod(shape) * dtype.itemsize
-                if dtype.hasobject or num_bytes > member.file_size:
-                    raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
-                # np.load would allocate the claimed size before it reads; here it is known to fit, and exactly as much
-                # is unpacked: a member may hold more than it says, too
-                content = bytearray(stream.read(num_bytes))
-                if len(content) != num_bytes or stream.read(1):
-                    raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
-            array = np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
+                array = _read_array(stream, member.file_size)
             arrays[member.filename.removesuffix(".npy")] = array
     return arrays
+
+
+def read_array(path: Path, root: Path | None = None) -> "np.ndarray":
+    """Returns the array of an npy file; no pickle, and none larger than its file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it claims more than that, or is not such a file.
+    """
+    with open_regular(path) if root is None else open_inside(root, path) as stream:
+        return _read_array(stream, os.fstat(stream.fileno()).st_size)
+
+
+def _read_array(stream: IO[bytes], max_bytes: int) -> "np.ndarray":
+    import numpy as np
+    from numpy.lib import format as npy
+
+    read_headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    version = npy.read_magic(stream)
+    if version not in read_headers:
+        raise ValueError(f"an array is of format {version}")
+    shape, is_fortran, dtype = read_headers[version](stream)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or num_bytes > max_bytes:
+        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
+    # np.load would allocate the claimed size before it reads; here it is known to fit, and exactly as much is read: a
+    # member of an archive may hold more than it says, too
+    content = bytearray(stream.read(num_bytes))
+    if len(content) != num_bytes or stream.read(1):
+        raise ValueError(f"an array of shape {shape} and type {dtype} does not fit its bytes")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")

@@ -1,6 +1,7 @@
 """Recorded episodes of any format as trajectories with images: `rlvlm score` asks a judge about them.
 
-Formats: a data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, or MP4 videos. Videos have their goals beside
+Formats: a data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, an evaluation of inspect-robots or
+LeRobot (`evaluations`), or MP4 videos. Videos have their goals beside
 them: `clip.txt` beside `clip.mp4`; one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, if
 known, `success`, as in Hugging Face's video folders; or a CSV or Parquet table with the columns of RoboReward (`video`,
 `task`, `reward` 1 to 5) or Robometer (`frames`, `task`, `quality_label`, `partial_success`). All input is untrusted.
@@ -23,6 +24,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, files_ending, read_text
 from rlvlm.core.guests import load, with_guests
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.demonstrations.evaluations import is_evaluation, read_evaluation
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import default_camera, read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import CAMERAS, ENDINGS, read_libero
@@ -30,7 +32,7 @@ from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
-FORMS = ("lerobot", "folder", "libero", "videos")
+FORMS = ("lerobot", "folder", "evaluation", "libero", "videos")
 """Formats of the core; guests may add others."""
 Draw = Callable[[FloatArray, str], Frames]
 """Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
@@ -78,6 +80,8 @@ class Recordings:
             found = read_lerobot(self.path, CutConfig(cameras=(camera,), late=False))
         elif self.form == "libero":
             found = map(_turned, read_libero(self.path, CutConfig(cameras=(self.camera or CAMERAS[0],), late=False)))
+        elif self.form == "evaluation":
+            found = read_evaluation(self.path, self.camera)
         elif self.camera and self.form == "videos":
             raise UsageError("--camera has no effect on videos, which have one each", "leave it out")
         elif self.form in FORMS:
@@ -140,6 +144,8 @@ def find_form(path: Path) -> str:
         return "lerobot"
     if (path / "demonstrations.json").is_file():
         return "folder"
+    if is_evaluation(path):
+        return "evaluation"
     ending = path.suffix.lower()  # cameras and Windows write them in capitals
     if ending in ENDINGS or files_ending(path, *ENDINGS):
         return "libero"
@@ -150,7 +156,8 @@ def find_form(path: Path) -> str:
             return name
     raise UsageError(
         f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
-        "name the folder of a LeRobot data set, LIBERO's HDF5 files, a folder of `rlvlm collect`, or MP4 videos",
+        "name the folder of a LeRobot data set or of lerobot-eval, a log of inspect-robots, LIBERO's HDF5 files, a "
+        "folder of `rlvlm collect`, or MP4 videos",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, UsageError, first_line
 from rlvlm.core.judging import Stamp
+from rlvlm.demonstrations.evaluations import is_evaluation, read_evaluation
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.recordings import Recordings
 from rlvlm.demonstrations.trajectory import CutConfig
@@ -199,7 +200,9 @@ def make_task(
     if suite.is_table:
         return recorded_items(suite, Path(task).name, Recordings(path=Path(task), form="videos"), size_px, seed)
     if is_recording(task):
-        return recorded_items(suite, Path(task).name, read_lerobot(Path(task), CutConfig()), size_px, seed)
+        is_graded = is_evaluation(Path(task))
+        recordings = read_evaluation(Path(task)) if is_graded else read_lerobot(Path(task), CutConfig())
+        return recorded_items(suite, Path(task).name, recordings, size_px, seed)
     env = replace(task_env(task).for_model(is_pocket), draw_path=suite.draw_path)
     return make_items(suite, task, env, size_px, seed, asks_turns)
 

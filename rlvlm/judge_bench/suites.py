@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
+from rlvlm.demonstrations.evaluations import is_evaluation
 from rlvlm.demonstrations.recordings import MAX_ROWS, TABLES
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
@@ -133,8 +134,8 @@ def questions_of_person(suite: Suite) -> int:
 
 
 def is_recording(name: str) -> bool:
-    """Returns whether `name` is the folder of a LeRobot data set, or a table of videos."""
-    return (Path(name) / "meta" / "info.json").is_file() or is_table(name)
+    """Returns whether `name` is the folder of a LeRobot data set, a table of videos, or an evaluation of others."""
+    return (Path(name) / "meta" / "info.json").is_file() or is_table(name) or is_evaluation(Path(name))
 
 
 def is_table(name: str) -> bool:
@@ -143,8 +144,8 @@ def is_table(name: str) -> bool:
 
 
 def find_suite(name: str) -> Suite:
-    """Returns the suite called `name`, or one made of comma-separated tasks, a LeRobot data set, a table of videos, a
-    file of hacked episodes, or a frozen suite.
+    """Returns the suite called `name`, or one made of comma-separated tasks, a LeRobot data set, a table of videos, an
+    evaluation of others, a file of hacked episodes, or a frozen suite.
 
     Raises:
         UsageError: `name` is none of these.
@@ -152,7 +153,7 @@ def find_suite(name: str) -> Suite:
     if name in SUITES:
         return SUITES[name]
     shipped = {f"{_HACKED}{short}": file for short, file in shipped_suites().items()}
-    if name in shipped or name.endswith(".json"):
+    if name in shipped or (name.endswith(".json") and not is_evaluation(Path(name))):
         task, episodes = read_suite(shipped.get(name, Path(name)))
         return Suite(name=Path(name).name, tasks=(full_name(task),), pairs=0, tracks=0, hacked=tuple(episodes))
     if name.endswith(SUFFIX):
@@ -160,6 +161,8 @@ def find_suite(name: str) -> Suite:
         return Suite(name=archive.suite, tasks=tuple(entry.task for entry in archive.tasks), frozen=archive)
     if is_table(name):
         return Suite(name=Path(name).name, tasks=(name,), videos=MAX_ROWS, tracks=8, is_table=True)
+    if is_evaluation(Path(name)):  # twice the controls, so that what a camera changes can be told in one evaluation
+        return Suite(name=Path(name).name, tasks=(name,), controls=12)
     if is_recording(name):
         return Suite(name=Path(name).name, tasks=(name,))
     if Path(name).is_dir():

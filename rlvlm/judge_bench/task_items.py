@@ -162,6 +162,7 @@ def recorded_items(
     rng = np.random.default_rng((_DRAWS, seed, zlib.crc32(task.encode())))
     films: list[RobotTrajectory] = []
     sizes: list[str] = []
+    num_cameras: list[int] = []
     torn: list[str] = []
     for film in recordings:
         if isinstance(film, CorruptEpisode):
@@ -170,12 +171,13 @@ def recorded_items(
             torn.append(f"{film.name}: its task is empty")
         elif len(film.actions) > 1:
             try:  # before a judge is asked, and paid, about the others
-                height, width = film.images(np.array([0])).shape[2:4]
+                cameras, height, width = film.images(np.array([0])).shape[1:4]
             except UsageError as error:
                 torn.append(f"{film.name}: {error}")
                 continue
             films.append(film)
             sizes.append(f"{width}x{height}")
+            num_cameras.append(cameras)
     episodes = []
     for number, film in enumerate(films):
         is_success = film.known_success(suite.success)
@@ -206,21 +208,23 @@ def recorded_items(
         items = _image_items(suite, lambda rows: rows.astype(np.int64), known, OTHER_GOAL, rng)
     scored = video_items(episodes, suite.videos, is_cut=not suite.is_table)
     items += [*scored, *score_controls(scored, len(items), suite.controls, OTHER_GOAL, lambda _: goals)]
-    items += retests(items, 2 * suite.controls, (), False, rng)
+    others = [f"#{place}" for place in range(1, min(num_cameras, default=1))]  # each changes only who looks
+    items += retests(items, 2 * suite.controls, others, False, rng)
     if len(set(sizes)) > 1:  # images of one camera are drawn together, and have one size
-        items = [replace(item, camera=sizes[int(item.sides[0][0, 0])]) for item in items]
+        items = [replace(item, camera=f"{sizes[int(item.sides[0][0, 0])]}{item.camera}") for item in items]
     made = _task_items(task, items, partial(_draw_recorded, films, size_px))
     shown = "; ".join(torn[:3]).encode("ascii", "backslashreplace").decode()
     return replace(made, note=f"{len(torn)} recorded episodes are left out: {shown}"[:500] if torn else "")
 
 
-def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, _: str) -> Frames:
-    """Draws the first camera's images of rows (episode, step)."""
+def _draw_recorded(films: Sequence[RobotTrajectory], size_px: int, snapshots: FloatArray, camera: str) -> Frames:
+    """Draws a camera's images of rows (episode, step): the first one's, or of another one that ends with `#PLACE`."""
+    place = int(camera.partition("#")[2] or 0)
     rows = snapshots.astype(int)
     found: dict[tuple[int, int], Frames] = {}
     for number in np.unique(rows[:, 0]).tolist():
         steps = np.unique(rows[rows[:, 0] == number, 1])  # a film is read once, from beginning to end
-        found |= zip([(number, step) for step in steps.tolist()], films[number].images(steps)[:, 0], strict=True)
+        found |= zip([(number, step) for step in steps.tolist()], films[number].images(steps)[:, place], strict=True)
     return shrink(np.stack([found[number, step] for number, step in rows.tolist()]), size_px)
 
 
