@@ -6,6 +6,7 @@
 Env steps per second of rollouts, by who samples the replies:
 
 (a) generate: the references' way: the model's own `generate`, one prompt at a time, the image encoded with it.
+    generate in batches: the same for all envs at once, padded on the left, as most people run it.
 (b) engine: the engine in process, all envs as one batch, images encoded once.
 (c) served 1, served 2: the same behind Ray Serve, with one and with two replicas.
 
@@ -132,10 +133,12 @@ class Clock:
 
 
 class GenerateEngine(PolicyEngine):
-    """The references' way, as an engine: one prompt at a time through the model's own `generate`."""
+    """The model's own `generate`, as an engine: `batch_size` prompts at a time; 1 is the references' way."""
 
-    def __init__(self, policy: VLMPolicy) -> None:
-        super().__init__(policy, 1)
+    def __init__(self, policy: VLMPolicy, batch_size: int = 1) -> None:
+        super().__init__(policy, batch_size)
+        self._batch_size = batch_size
+        policy.processor.tokenizer.padding_side = "left"
         self._frames: dict[bytes, Frames] = {}
 
     def missing(self, images: Sequence[bytes]) -> list[int]:
@@ -155,17 +158,20 @@ class GenerateEngine(PolicyEngine):
         temperature: float = 1.0,
         greedy: bool = False,  # noqa: ARG002 - rollouts sample
     ) -> list[SampledReply]:
-        """One after the other."""
-        asked = zip(obs.texts, obs.images, seeds, strict=True)
-        return [self._generate(*request, max_new_tokens, temperature) for request in asked]
+        """One batch after the other."""
+        asked = list(zip(obs.texts, obs.images, strict=True))
+        batches = [asked[start : start + self._batch_size] for start in range(0, len(asked), self._batch_size)]
+        torch.manual_seed(seeds[0] % 2**31)
+        return [reply for batch in batches for reply in self._generate(batch, max_new_tokens, temperature)]
 
     @torch.no_grad()
-    def _generate(self, prompt: str, image: bytes, seed: int, max_new_tokens: int, temperature: float) -> SampledReply:
+    def _generate(
+        self, asked: Sequence[tuple[str, bytes]], max_new_tokens: int, temperature: float
+    ) -> list[SampledReply]:
         policy = self.policy
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        chat = policy.processor.apply_chat_template([{"role": "user", "content": content}])
-        inputs: Any = policy.processor(text=[chat], images=[[self._frames[image]]])
-        torch.manual_seed(seed % 2**31)
+        contents = [[{"type": "image"}, {"type": "text", "text": prompt}] for prompt, _ in asked]
+        chats = [policy.processor.apply_chat_template([{"role": "user", "content": content}]) for content in contents]
+        inputs: Any = policy.processor(text=chats, images=[[self._frames[image]] for _, image in asked])
         made = policy.model.generate(
             **inputs,
             do_sample=True,
@@ -177,7 +183,13 @@ class GenerateEngine(PolicyEngine):
             eos_token_id=policy.stop_id,
             pad_token_id=policy.backbone.pad_id,
         )
-        ids = made[0, inputs["input_ids"].shape[1] :].numpy()
+        replies = made[:, inputs["input_ids"].shape[1] :].numpy()
+        ends = [np.flatnonzero(ids == policy.stop_id)[:1] for ids in replies]  # what follows is padding
+        own = [ids[: end[0] + 1] if len(end) else ids for ids, end in zip(replies, ends, strict=True)]
+        return [self._reply(image, ids) for (_, image), ids in zip(asked, own, strict=True)]
+
+    def _reply(self, image: bytes, ids: Any) -> SampledReply:
+        policy = self.policy
         return SampledReply(
             image=image,
             answer={"ids": ids},
@@ -256,13 +268,19 @@ def contest(config: Config, task: str) -> dict[str, Any]:
         policy, runner = algorithm.policy, algorithm.env_runner_group.local_env_runner
         ways: dict[str, tuple[Engine, int, Sequence[psutil.Process]]] = {
             "generate": (GenerateEngine(policy), max(1, config.turns // 16 // run.algo.num_envs), ()),
+            "generate in batches": (
+                GenerateEngine(policy, run.algo.num_envs),
+                config.turns // run.algo.num_envs,
+                (),
+            ),
             "engine": (PolicyEngine(policy, run.algo.num_envs), config.turns // run.algo.num_envs, ()),
         }
         slot = make_slot(task, run.env)
         slot.begin(0)
         frame = slot.env.draw(slot.turn.snapshot[None])
-        policy.show([slot.image], frame)
-        probe = Observations(texts=(slot.turn.prompt,), images=(slot.image,)), policy.write(slot.env.action_text(0))
+        seen = slot.see(slot.turn)
+        policy.show(list(seen.images), frame)
+        probe = seen, policy.write(slot.env.action_text(0))
         for count in config.replicas:
             app = stack.enter_context(
                 running_policy(
