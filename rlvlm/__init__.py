@@ -11,6 +11,8 @@ import pwd
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from rlvlm.core import moved
+
 if TYPE_CHECKING:
     from rlvlm.commands.run import train as train
     from rlvlm.core.judging import Clip as Clip
@@ -82,3 +84,4 @@ def _ensure_home() -> None:
 
 
 _ensure_home()
+moved.install()
