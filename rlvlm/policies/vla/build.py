@@ -1,9 +1,8 @@
 """Builds a policy in memory from a `VLAConfig`: the choice of the policy is made only here."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from rlvlm.core.guests import current_section, guest_of, load
 from rlvlm.envs.env import ChunkEnv
@@ -71,9 +70,10 @@ def read_config(meta: Mapping[str, Any]) -> VLAConfig:
     for old, new in _RENAMED.items():
         if old in config:
             config[new] = config.pop(old)
+    kinds = get_type_hints(VLAConfig)  # not the fields' own types, which a help text replaces
     for name, value in [*config.items()]:
         if isinstance(value, dict) and name not in (*parts, "settings"):
-            kind = next((part.type for part in fields(VLAConfig) if part.name == name), None)
+            kind = kinds.get(name)
             if kind is None and guest_of("settings", f"policy.{name}"):  # without its guest it has no effect
                 del config[name]
                 continue

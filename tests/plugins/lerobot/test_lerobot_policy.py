@@ -183,6 +183,8 @@ def test_a_policy_saved_before_pi0_has_its_settings_under_the_old_names() -> Non
     config = asdict(VLAConfig(model="a/b", head="flow"))
     config["smolvla"] = config.pop("lerobot") | {"patches": "shifted", "at_once": 7}
     del config["smolvla"]["faults"]
+    with pytest.raises(SystemExit):
+        parse_run(["push_block", "--help"], "run")  # makes classes of the same fields
     read = read_config({"config": json.loads(json.dumps(config))})
     assert section_of(read, LeRobotConfig) == LeRobotConfig(at_once=7, faults=("shifted_patches",))
 
