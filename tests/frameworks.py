@@ -23,10 +23,10 @@ def python_of(name: str) -> Path:
     return Path(os.environ.get("ENVS", ROOT / ".envs")) / name / "bin" / "python"
 
 
-def snippet(heading: str) -> str:
-    """The Python under a heading of the page, as one program."""
+def snippet(heading: str, language: str = "python") -> str:
+    """What stands in a language under a heading of the page, as one program."""
     section = re.split(r"^#+ ", PAGE.read_text().partition(f" {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return "\n".join(re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE))
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from frameworks import served
+from frameworks import needs, run, served, snippet
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.plugins.verl.reward import compute_score
@@ -53,3 +53,53 @@ def test_a_killed_server_ends_the_run_or_is_neutral(tmp_path: Path, show: str, m
 def test_a_row_without_a_goal_says_where_it_is_missing(show: str) -> None:
     with pytest.raises(UsageError, match="a row of toy has no extra_info.goal; extra_info has index"):
         asyncio.run(compute_score("toy", "a", "", {"index": 3}, url="http://127.0.0.1:9", token="t", show=show))
+
+
+@needs("verl")
+@pytest.mark.slow
+def test_verls_own_loader_and_reward_manager_call_it_as_the_page_says(tmp_path: Path) -> None:
+    (tmp_path / "my_file.py").write_text(snippet("verl"))
+    program = (
+        f"PAGE = {snippet('verl', 'yaml')!r}"
+        + """
+import asyncio
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+config = OmegaConf.create(PAGE)
+function = get_custom_reward_fn(config)
+
+
+class Letters:
+    def decode(self, ids, skip_special_tokens):
+        return "a" * len(ids)
+
+
+async def main():
+    manager = NaiveRewardManager(config, Letters(), function)
+    rows = [
+        DataProto.from_dict(
+            tensors={"responses": torch.ones(1, 5), "attention_mask": (torch.arange(8) < 3 + letters)[None]},
+            non_tensors={
+                "data_source": np.array(["toy"], object),
+                "reward_model": np.array([{"ground_truth": ""}], object),
+                "extra_info": np.array([{"goal": "bright"}], object),
+            },
+        )
+        for letters in range(6)
+    ]
+    found = await asyncio.gather(*(manager.run_single(row) for row in rows))
+    answered = {row["reward_extra_info"]["judge_answered"] for row in found}
+    print([round(row["reward_score"], 2) for row in found], answered)
+
+
+asyncio.run(main())
+"""
+    )
+    said = run("verl", program, tmp_path)
+    # by hand: n letters make a grey of 51 n, of 255
+    assert "[0.0, 0.2, 0.4, 0.6, 0.8, 1.0] {1.0}" in said
