@@ -1,0 +1,1 @@
+"""Where judges part that others asked about the same episodes."""
