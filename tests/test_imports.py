@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 SCRIPTS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("benchmarks/peers/*.py"), *ROOT.glob("examples/**/*.py")])
 NEAR = {ROOT / "tests", ROOT / "examples"}
-PEERS = {"stable_baselines3", "sbx"}
+PEERS = {"stable_baselines3", "sbx", "datasets", "trl"}
 """In an environment of their own."""
 
 
