@@ -14,7 +14,8 @@ python=${PYTHON:-.venv/bin/python}
 
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
 if "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-  packages=("lerobot[pi,dataset]==0.6.1" torch==2.11.0 transformers==5.5.4)
+  # with the judge's kit of this clone, for tests/plugins/lerobot/test_judge_step.py
+  packages=("lerobot[pi,dataset]==0.6.1" torch==2.11.0 transformers==5.5.4 --editable .)
   imports='from lerobot.policies.pi0.modeling_pi0 import PI0Policy; from lerobot.policies.pi05.modeling_pi05 import PI05Policy'
 else
   packages=("lerobot[smolvla]==0.4.4" torch==2.10.0 torchvision==0.25.0 transformers==4.57.6)
