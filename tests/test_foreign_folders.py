@@ -59,8 +59,11 @@ BY_ROOT = {"read_bytes": 3, "read_json": 3, "read_text": 3, "read_table": 4, "re
 MODULES = ("demonstrations/*.py", "labels/*.py", "plugins/*/*.py", "vlms/videos.py", "vlms/stills.py")
 MODEL = "of a model's folder, whose files are often links: shown to nobody, and names in it lead nowhere else"
 KNOWN = {
+    "plugins/agreement/outputs.py: _from_csv: read_text": "the table that the user named",
     "plugins/exchange/chats.py: export_chats: open": "writes",
     "plugins/exchange/chats.py: _chats: read_text": "the file of chats that the user named",
+    "demonstrations/evaluations.py: _inspect_trials: read_json": "the log that the user named",
+    "demonstrations/evaluations.py: is_evaluation: read_json": "the log that the user named",
     "demonstrations/folder.py: add: open": "writes, and looks at the end of the lines to which it appends",
     "demonstrations/libero_hdf5.py: _opened: h5py.File": "a stream of open_inside",
     "demonstrations/recorded_labels.py: read_labels: pq.read_schema": "a stream of open_regular",

@@ -38,7 +38,8 @@ class LabelMonitor(Stateful):
         config: sizes and bounds.
     """
 
-    STATE = {"first": "_first", "recent": "_recent", "evaluations": "_evaluations", "alarm": "_alarm"}
+    # evaluations are left out: they are no part of training, and a checkpoint is the same with and without one
+    STATE = {"first": "_first", "recent": "_recent", "alarm": "_alarm"}
 
     def __init__(self, config: LabelMonitorConfig) -> None:
         self._config = config

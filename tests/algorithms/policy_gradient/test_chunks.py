@@ -263,7 +263,7 @@ def test_a_judge_that_cannot_tell_success_from_failure_starts_nothing(build: Bui
     algorithm = build(scores=ChunkRewardConfig(source="judged", frame_px=16, num_frames=3))  # it prefers bright images
     with pytest.raises(JudgeUnavailable, match="does not tell success from failure") as caught:
         algorithm.prepare(lambda line: None)
-    assert caught.value.exit_code == 5 and "preflight 0" in caught.value.fix
+    assert caught.value.exit_code == 5 and "--judge.faulty ok" in caught.value.fix
 
 
 def test_a_die_whose_noise_is_measured_teaches_nothing(build: Build, tmp_path: Path) -> None:
