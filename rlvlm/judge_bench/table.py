@@ -65,7 +65,7 @@ def read_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Item], list[Answe
         is_pair = row["kind"] in ("pair", "compare")
         names = ("progress_left", "progress_right")[: 2 if is_pair else 1]
         truth = tuple(math.nan if row[name] is None else float(row[name]) for name in names)
-        numbers = {
+        numbers: dict[str, Any] = {
             name: math.nan if row[name] is None else float(row[name]) for name in ("value", "tokens", "cost_usd")
         }
         shares = [row[name] for name in ("p_left", "p_right", "p_tie")]
