@@ -228,6 +228,13 @@ class JudgeConfig(VLMConfig):
         return is_reference(self.backend)
 
     @property
+    def refuses_faulty(self) -> bool:
+        """Whether a fault that a preflight finds is an error: not where the user starts with a judge that knows nothing
+        of the task.
+        """
+        return self.faulty == "refuse" and self.untrained == "refuse"
+
+    @property
     def is_human(self) -> bool:
         """Whether people answer, which takes minutes or days and needs no model."""
         return self.declared.is_human

@@ -238,7 +238,7 @@ def _try_judge(
         _log("no preflight: none of the first episodes is a success whose images can be read")
         return ()
     found = try_judge(judge, made, asked.num_frames, asked.seed).faults
-    if is_known and options.judge.faulty == "refuse":
+    if is_known and options.judge.refuses_faulty:
         refuse_faulty(found)
     where = f", in the preflight{'' if is_known else _ASSUMED}"
     return [replace(fault, evidence=fault.evidence + where) for fault in found]

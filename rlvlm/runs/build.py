@@ -191,7 +191,7 @@ def _with_rewards(
         goal=config.goal,
         make_judge=make_judge,
         make_fallback_judge=partial(answering_judge, fallback, goal_image(config)) if fallback else None,
-        refuses_faulty=config.judge.faulty == "refuse",
+        refuses_faulty=config.judge.refuses_faulty,
     )
     loss = replace(config.algo.loss, correction=config.correction)
     return settings.learning(algo=replace(config.algo, loss=loss), sft=config.sft, total_steps=config.steps)

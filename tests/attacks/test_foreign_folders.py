@@ -297,6 +297,7 @@ def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine
         nobody = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         api = {"judge.api.base_url": nobody, "judge.api.key_env": "AWS_SECRET_ACCESS_KEY"}
         asks = {"reward.teacher": "judge", "judge.backend": "openai", "judge.model": "x", "steps": 200}
+        asks |= {"feedback.preflight": 0}  # the server knows no task
         file.parent.mkdir()
         file.write_text(config_text(override(parse_run(WORDS, "rlvlm run").config, api | asks)))
         (machine / "run/command.txt").write_text("rlvlm run\n")

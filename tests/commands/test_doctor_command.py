@@ -41,7 +41,7 @@ def test_only_an_essential_failure_counts(
 @pytest.mark.slow
 def test_every_check_answers_and_every_failure_names_a_fix() -> None:
     found = [finding for check in doctor.CHECKS for finding in check()]
-    assert len({finding.name for finding in found}) == len(found) == 14
+    assert len({finding.name for finding in found}) == len(found) == 15
     assert all(finding.found for finding in found)
 
 

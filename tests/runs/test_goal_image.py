@@ -19,7 +19,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge
 
 _ORIENTATION = 0x0112
-GENERAL = "--judge.backend openai --judge.model m --judge.api.key-env GOAL_TEST_KEY"
+GENERAL = "--judge.backend openai --judge.model m --judge.api.key-env GOAL_TEST_KEY --feedback.preflight 0"
 
 
 @pytest.fixture(autouse=True)

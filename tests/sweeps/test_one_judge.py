@@ -54,6 +54,7 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(
     with server.running() as url:
         tree["settings"] = {
             "judge.backend": "openai",
+            "feedback.preflight": 0,  # its questions are counted
             "judge.model": "m",
             "judge.api.base_url": url,
             "judge.score": "success",

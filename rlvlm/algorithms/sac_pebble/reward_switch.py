@@ -270,7 +270,7 @@ def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Cal
         return
     assert setup.make_judge is not None, "it has been checked"
     # questions that a run may ask later must not be in its label store already
-    judge, size_px, is_strict = without_memory(setup.make_judge()), setup.judge.image_px, setup.judge.faulty == "refuse"
+    judge, size_px, is_strict = without_memory(setup.make_judge()), setup.judge.image_px, setup.judge.refuses_faulty
     if count:
         suite = compared_suite(task, count, line=bool(feedback.rehearse))
         made = known_items(suite, env, size_px, seed, per_turn=False, goal=setup.goal)

@@ -204,7 +204,9 @@ def test_evaluations_repeat_and_leave_training_alone(make: Any):
     assert [episode.captions for episode in first.episodes] == [episode.captions for episode in second.episodes]
     watched.train()
     alone.train()
-    assert_equal_weights(weights(watched), weights(alone))
+    # not to the bit: on some processors sums depend on where memory lies, and an evaluation moves that; other replies
+    # would change the weights by Adam's step size
+    torch.testing.assert_close(weights(watched), weights(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(
