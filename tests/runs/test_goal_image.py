@@ -19,7 +19,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.testing import FakeJudge
 
 _ORIENTATION = 0x0112
-GENERAL = "--judge.backend openai --judge.model m --judge.api.key-env GOAL_TEST_KEY --feedback.preflight 0"
+GENERAL = "--judge.backend openai --judge.model m --judge.api.key-env GOAL_TEST_KEY"
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,17 @@ def test_a_runs_judge_is_shown_the_goal_also_when_the_run_goes_on_without_the_fi
     with server.running() as url:
         (tmp_path / "key").write_text("canary")  # the replica's Ray was started before the variable was set
         (tmp_path / "key").chmod(0o600)
-        words = ["--reward.teacher", "judge", *GENERAL.split(), "--judge.api.base-url", url, "--goal-image", str(photo)]
+        words = [
+            "--reward.teacher",
+            "judge",
+            "--feedback.preflight",
+            "0",
+            *GENERAL.split(),
+            "--judge.api.base-url",
+            url,
+            "--goal-image",
+            str(photo),
+        ]
         words += ["--judge.api.key-env", "", "--judge.api.key-file", str(tmp_path / "key")]
         run_here("run", *WORDS, *words, "--steps", "240", "--out", str(run))
         assert len(server.calls) > 8 and all((call.images[0] == shown).all() for call in server.calls)

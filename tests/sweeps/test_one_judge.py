@@ -38,7 +38,8 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(
         tree["task_settings"][task] |= {"reward.monitor.preflight": 0}  # it tells bright from dark
     tree["task_settings"]["rlvlm.testing:TINY"] |= {
         "steps": 400, "env.episode_steps": 20, "algo.seed_steps": 40, "eval.every_steps": 200,
-        "feedback.first_step": 100, "feedback.every_steps": 100, "feedback.queries": 8, "reward_model.ensemble": 1,
+        "feedback.first_step": 100, "feedback.every_steps": 100, "feedback.queries": 8, "feedback.preflight": 0,
+        "reward_model.ensemble": 1,
         "reward_model.min_updates": 5, "reward_model.max_updates": 5, "algo.critic_reset_updates": 5,
     }  # fmt: skip
     tree["task_settings"]["number_line"] |= {
@@ -54,7 +55,6 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(
     with server.running() as url:
         tree["settings"] = {
             "judge.backend": "openai",
-            "feedback.preflight": 0,  # its questions are counted
             "judge.model": "m",
             "judge.api.base_url": url,
             "judge.score": "success",

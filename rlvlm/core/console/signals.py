@@ -33,11 +33,16 @@ class StopRequest:
         """Command that resumes the run, for the end of that line."""
         self.promise = "finishing what is under way, then saving"
         """What the run does now at the first signal, for that line."""
+        self._unsaid = ""  # line of a signal that came in the middle of a write
         self._was_asked = False
         self._last: tuple[int, float] = (0, 0.0)  # number and time of the first signal
         self._before: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
+        if self._unsaid:
+            text, self._unsaid = self._unsaid, ""
+            with suppress(OSError):
+                self.log(text)
         return bool(self.signal_name)
 
     def __enter__(self) -> "StopRequest":
@@ -76,7 +81,12 @@ class StopRequest:
         if not self.signal_name:
             again = " (once more ends it at once)" if self._was_asked else ""
             later = f"; go on later with: {self.advice}" if self.advice else ""
-            with suppress(RuntimeError, OSError):  # the signal interrupted a write, or the terminal is gone
-                self.log(f"{signal.Signals(number).name}: {self.promise}{again}{later}")
+            text = f"{signal.Signals(number).name}: {self.promise}{again}{later}"
+            try:
+                self.log(text)
+            except RuntimeError:  # the signal interrupted a write: it is said when the run next looks
+                self._unsaid = text
+            except OSError:  # the terminal is gone
+                pass
             self._last = number, time.monotonic()  # after the line, which may take a while to write
         self.signal_name = self.signal_name or signal.Signals(number).name
