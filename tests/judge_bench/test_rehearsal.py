@@ -146,7 +146,7 @@ def test_a_judge_of_the_hand_is_fooled_and_refused_before_a_run(monkeypatch):
         rehearse_before, ItemJudge(), "push_block", task_env("push_block"), 500,
         kind="scores", size_px=48, num_frames=2, seed=0, log=lines.append,
     )  # fmt: skip
-    with pytest.raises(JudgeRefused, match=r"leads a search away from the goal .*--judge.faulty ok"):
+    with pytest.raises(JudgeRefused, match=r"(?s)leads a search away from the goal .*--judge.faulty ok"):
         before()
     assert before(is_strict=False) is found and "can be fooled" in lines[-1]
 

@@ -110,6 +110,7 @@ def test_a_run_learns_from_the_source(
     refusal: str,  # noqa: ARG001 - the table's columns
 ) -> None:
     config = configured(kind, settings)
+    config = override(config, {"judge.faulty": "ok"})  # the fake knows no task
     with built(algorithm_settings(config, FakeJudge if config.reward.asks_judge else None)) as algorithm:
         algorithm.prepare(lambda line: None)
         while algorithm.env_steps < config.steps:
