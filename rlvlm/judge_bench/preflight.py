@@ -156,11 +156,11 @@ def preflight(
     """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults are logged.
 
     Args:
-        judge: judge of the run.
-        made: the items, with the truth about them.
-        num_frames: maximum number of images shown per episode.
-        seed: seed of the order of asking.
-        min_auc: see `grade`.
+        judge: as for `try_judge`, with `made`, `num_frames`, `seed` and `min_auc`.
+        made: see there.
+        num_frames: see there.
+        seed: see there.
+        min_auc: see there.
         is_strict: whether a fault that is fatal, or that a policy can exploit, is an error (`JudgeConfig.faulty`).
         log: called with a line of text.
 
