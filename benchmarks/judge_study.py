@@ -13,6 +13,7 @@ were written before the first run.
 import csv
 import json
 import math
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,10 @@ _BLOCKS_ALONE = ("hand_at_pad", "contact", "wrong_block")
 GRID = "minigrid/MiniGrid-Empty-Random-6x6-v0"
 TASKS: dict[str, tuple[str, str]] = {
     "push_block": ("scores", "--steps 300000 --reward.source judged --reward.monitor.preflight 0"),
-    GRID: ("scores", "--steps 30000 --reward.source judged --reward.per episode --reward.monitor.preflight 0"),
+    GRID: (
+        "scores",
+        "--steps 30000 --reward.source judged --reward.per episode --judge.score success --reward.monitor.preflight 0",
+    ),
     "drawer_open": (
         "pairs",
         "--steps 40000 --reward.teacher judge --feedback.preflight 0 --feedback.queries 200 "
@@ -84,8 +88,8 @@ class Settings:
     """Seeds of each run."""
     rehearse: int = 800
     """Questions of each rehearsal."""
-    run: tuple[str, ...] = ()
-    """Further options of every run, e.g. --run --steps 2000."""
+    run: str = ""
+    """Further options of every run, e.g. --run="--steps 2000"."""
     hours: float = 3.0
     """Time after which no further row is begun."""
     report: Path | None = None
@@ -234,7 +238,7 @@ def main(settings: Settings) -> None:
                 if kind == "bench":
                     found: dict[str, Any] = bench(task, judge, settings.rehearse)
                 else:
-                    found = train(task, judge, seed, settings.run)
+                    found = train(task, judge, seed, shlex.split(settings.run))
                 row = {"task": task, "judge": judge, "fault": JUDGES[judge][1], "kind": kind, "seed": seed} | found
                 row["seconds"] = round(time.time() - start)
                 with settings.out.open("a", newline="") as file:
