@@ -136,7 +136,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "code", "told"), MISTAKES, ids=[line or "nothing" for line, _, _ in MISTAKES])
-def test_a_mistake_is_told_with_its_fix(
+def test_a_mistake_is_reported_with_its_fix(
     line: str, code: int, told: str, place: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(place.rglob("*"))
@@ -159,7 +159,7 @@ def test_python_m_takes_the_same_words(place: Path, capsys: pytest.CaptureFixtur
     assert not (place / "runs").exists()
 
 
-def test_a_renderer_that_is_none_is_told(
+def test_a_missing_renderer_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MUJOCO_GL", "bogus")
@@ -210,7 +210,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_told(
+def test_a_full_disk_is_reported(
     full_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -232,7 +232,7 @@ HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
         *(f"{command} --help" for command in with_guests("commands", {})),
     ],
 )
-def test_what_needs_no_machinery_loads_none(line: str) -> None:
+def test_light_commands_load_neither_torch_nor_ray(line: str) -> None:
     # the options of a guest may be a config of demonstrations, whose files are arrays
     heavy = [
         name for name in HEAVY if name != "numpy" or line.partition(" --help")[0] not in with_guests("commands", {})

@@ -421,7 +421,7 @@ ATTACKS = [attack for attack in ATTACKS if attack[0] in READERS]
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_whole_is_read(tmp_path: Path, reader: str) -> None:
+def test_undamaged_files_are_read(tmp_path: Path, reader: str) -> None:
     make, read = READERS[reader]
     make(tmp_path / "data")
     found = list(read(tmp_path / "data"))

@@ -65,7 +65,7 @@ def test_nothing_of_the_kit_imports_torch_ray_or_a_simulator() -> None:
     assert len(paths) > 100, "the walk goes through the package"
 
 
-def test_whatever_the_kit_lacks_is_named_with_the_line_that_installs_it(monkeypatch, capsys, tmp_path) -> None:
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(install, "is_missing", lambda module: True)
     judge = ["judge-bench", "push_block", "--out", str(tmp_path / "bench")]
     for command in (["run", "drawer_open"], ["serve", "pocket"], judge):
@@ -79,7 +79,7 @@ def test_whatever_the_kit_lacks_is_named_with_the_line_that_installs_it(monkeypa
     assert caught.value.__notes__ == ['fix: pip install "rlvlm[train]"']
 
 
-def test_make_setup_and_the_images_install_what_trains() -> None:
+def test_make_setup_and_the_images_install_the_training_packages() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert "rlvlm[train]" in extras["libero"] and "rlvlm[libero]" in extras["dev"]
     assert '$(INSTALL) ".[train]"' in (ROOT / "Makefile").read_text()

@@ -112,7 +112,7 @@ def test_a_canary_does_sing(tmp_path, name):
 
 
 @pytest.mark.parametrize("target", USE)
-def test_what_is_whole_loads(tmp_path, target):
+def test_undamaged_files_load(tmp_path, target):
     folder = tmp_path / "it"
     PREPARE[target](folder)
     if target != "import":

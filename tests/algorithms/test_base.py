@@ -102,7 +102,7 @@ def test_a_state_goes_on_as_if_there_had_been_no_stop(make: Any, tmp_path: Path)
         algorithm.stop()
 
 
-def test_rllib_is_told_to_be_quiet_only_while_it_checks_and_builds(build: Any) -> None:
+def test_rllib_is_quiet_only_while_it_checks_and_builds(build: Any) -> None:
     names = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
     before = {name: logging.getLogger(name).level for name in names}
     try:
@@ -121,9 +121,7 @@ def test_rllib_is_told_to_be_quiet_only_while_it_checks_and_builds(build: Any) -
             logging.getLogger(name).setLevel(level)
 
 
-def test_parts_of_a_state_and_checkpoints_without_a_config_are_refused_with_what_to_do(
-    build: Any, tmp_path: Path
-) -> None:
+def test_partial_states_and_checkpoints_without_a_config_are_refused_with_a_fix(build: Any, tmp_path: Path) -> None:
     algorithm = build()
     refused = {
         "get_state()": lambda: algorithm.get_state(components=["learner_group"]),
@@ -161,7 +159,7 @@ def test_the_step_size_and_the_discount_of_rllib_are_ours() -> None:
     assert (config.sac.actor_lr, config.sac.critic_lr, config.sac.alpha_lr, config.sac.gamma) == (1e-2, 1e-2, 1e-2, 0.5)
 
 
-def test_what_is_rllib_s_default_is_taken_too_where_somebody_chose_it() -> None:
+def test_rllibs_defaults_are_accepted_when_chosen() -> None:
     plain = AlgorithmConfig()
     ours = config_of().learning(sac=replace(SMALL, gamma=0.9))
     ours.validate()
@@ -209,7 +207,7 @@ class Listener(RLlibCallback):
         (lambda config: config.reporting(log_gradients=True), "log_gradients of RLlib's"),
     ],
 )
-def test_what_would_be_ignored_is_refused_by_name(change: Any, says: str) -> None:
+def test_settings_that_would_be_ignored_are_refused_by_name(change: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         change(config_of()).validate()
 

@@ -49,7 +49,7 @@ class Waiting:
         ("stops", r"learner 1 {where} has given no sign of life for 3 s", "SIGSTOP"),
     ],
 )
-def test_what_happens_to_one_learner_ends_them_all_at_once(
+def test_the_failure_of_one_learner_ends_them_all(
     local_ray: None, monkeypatch: pytest.MonkeyPatch, how: str, words: str, fix: str
 ) -> None:
     monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)

@@ -37,7 +37,7 @@ def error(net: PocketVLA) -> float:
     return (net.forward_with_offsets(*seen)[1] - offsets).square().mean().item()
 
 
-def test_scenes_that_nobody_played_have_a_hand_of_one_moment_and_things_of_a_start() -> None:
+def test_unplayed_scenes_mix_the_hand_of_one_moment_with_the_objects_of_a_start() -> None:
     scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()

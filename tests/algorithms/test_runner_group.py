@@ -144,7 +144,7 @@ def test_one_runner_that_is_never_ahead_is_the_local_one_bit_for_bit(build):
     there.stop()
 
 
-def test_two_runners_go_on_from_a_checkpoint_bit_for_bit_whoever_is_faster(pair, tmp_path):
+def test_two_runners_resume_bit_for_bit_in_any_order(pair, tmp_path):
     train(pair, 2)
     assert pair.env_steps == 2 * 2 * NUM_ENVS * EPISODE_STEPS
     assert pair.report()[metrics.UPDATES] == pair.env_steps - 100 and pair.report()[metrics.EPISODES] == 8
@@ -257,7 +257,7 @@ def test_a_run_goes_on_with_another_number_of_runners(build, pair, tmp_path):
         assert other.env_steps > one.env_steps
 
 
-def test_what_an_env_raises_reaches_the_caller_and_a_lost_runner_is_waited_for_as_long_as_rllib_is_told(build):
+def test_an_envs_error_reaches_the_caller_and_a_lost_runner_is_waited_for(build):
     algorithm = build(1, task="tests.algorithms.test_runner_group:JAMMED", revival_s=0.5)
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)

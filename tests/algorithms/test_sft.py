@@ -49,7 +49,7 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
     assert policy.text_of(example.ids).endswith('"}')
 
 
-def test_a_head_may_learn_from_what_is_said_too(tmp_path: Path):
+def test_a_head_may_learn_from_replies_too(tmp_path: Path):
     policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2), slot()
     examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=6), 0))
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_repeatable_kernels_are_asked_for_in_both_passes(tmp_path: Path, monkeyp
     assert asked == [True, True] and not torch.are_deterministic_algorithms_enabled()
 
 
-def test_one_who_strays_shows_the_right_action_where_it_has_led():
+def test_a_perturbed_expert_demonstrates_recoveries():
     perturbed = demonstrate(slot(), ReplySFTConfig(turns=100, p_perturb=0.5), 1)
     assert any((episode.env_rewards < 0).any() for episode in perturbed), "wrong moves were really made"
     for episode in perturbed:
@@ -174,7 +174,7 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
         learn(policy, place, illegible(episodes, keeps=0), config)
 
 
-def test_what_is_held_out_goes_through_a_policy_in_parts_as_the_start_does(tmp_path: Path) -> None:
+def test_held_out_episodes_are_evaluated_in_batches(tmp_path: Path) -> None:
     policy, place, sft = tiny_policy(tmp_path), slot(), ReplySFTConfig(turns=12, batch_size=100)
     episodes = demonstrate(place, sft, 0)
     seen: list[list[int]] = []
@@ -250,7 +250,7 @@ def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_replies_too_long_to_be_written_are_told_of(tmp_path: Path):
+def test_demonstrated_replies_beyond_the_limit_are_reported(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
     episodes, told = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()
     warn_of_length(policy, episodes, 8, told.append)

@@ -18,7 +18,7 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 
 
-def test_what_was_taught_is_known_and_compared_by_hand(tmp_path: Path):
+def test_the_manifest_of_a_supervised_policy_is_compared_by_hand(tmp_path: Path):
     taught = sft_manifest_of("a", MiniGridConfig(prompt_last_action=True), PolicyConfig(), ("left", "right"))
     assert read_sft_manifest(tmp_path) is None
     check_sft_manifest(tmp_path, taught, pytest.fail)
@@ -51,7 +51,7 @@ def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_starts_that_are_held_out_are_not_learned_from_whoever_collected_them(tmp_path: Path):
+def test_held_out_starts_are_never_learned_from(tmp_path: Path):
     folder = tmp_path / "d"
     assert main(["collect", "points24", "--episodes", "40", "--out", str(folder), "--env.split", "all"]) == 0
     sides = {}

@@ -87,7 +87,7 @@ def test_a_job_goes_on_with_the_demonstrations_that_it_began_with(folder: Path, 
 
 
 @pytest.mark.parametrize("learns", ["lora", "all"])
-def test_what_replies_is_taken_over_by_a_run_with_the_same_policy(folder: Path, tmp_path: Path, learns: str) -> None:
+def test_a_supervised_policy_of_replies_is_taken_over_by_a_run(folder: Path, tmp_path: Path, learns: str) -> None:
     config = job(folder, "replies", {"learns": learns, "lora_rank": 4})
     first = run_sft(config.learning(sft=replace(config.sft, updates=2)), 2, tmp_path)
     # the same folder, more updates
@@ -152,7 +152,7 @@ def test_a_policy_that_cannot_read_its_word_is_refused(
         run_sft(config, 1, tmp_path / "out")
 
 
-def test_actions_are_scaled_by_what_counts(folder: Path, tmp_path: Path) -> None:
+def test_actions_are_scaled_by_the_weighted_steps(folder: Path, tmp_path: Path) -> None:
     data, file = folder / "push_block", tmp_path / "labels.parquet"
     label(data, file)  # the second of three episodes fails, to the judge
     run_sft(job(folder, "tokens", labels=str(file), weighting="filter", updates=1), 1, tmp_path / "out")

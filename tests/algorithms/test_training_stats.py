@@ -17,7 +17,7 @@ def test_counts_and_means_by_hand():
     assert stats.report()[metrics.TRAIN_EPISODE_RETURN] == 9 and stats.report()[metrics.EPISODES] == 12
 
 
-def test_rewards_are_told_per_episode_and_what_has_none_is_counted():
+def test_rewards_are_reported_per_episode_and_missing_ones_are_counted():
     stats, lacking = TrainingStats(), np.array([1.0, np.nan, 2.0, np.nan], np.float32)
     stats.note_rewards(np.array([1.0, 2.0, 3.0, 4.0], np.float32), num_ended=2, leaves_out=True)
     stats.note_rewards(lacking, num_ended=2, leaves_out=True)
@@ -90,7 +90,7 @@ def test_rewards_that_do_not_exist_are_not_equal(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
 
 
-def test_what_was_seen_outlives_a_checkpoint(caplog: pytest.LogCaptureFixture):
+def test_statistics_survive_a_checkpoint(caplog: pytest.LogCaptureFixture):
     monitor, again = RewardSignalMonitor(), RewardSignalMonitor()
     monitor.check({"step": rewards(2)}, 30)
     again.set_state(monitor.get_state())

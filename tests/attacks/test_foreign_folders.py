@@ -313,7 +313,7 @@ def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine
         assert {call.headers["authorization"] for call in server.calls} == {"Bearer canary-4b1d"}
 
 
-def test_what_was_made_here_asks_for_nothing_until_its_code_changes(machine: Path) -> None:
+def test_runs_made_here_are_trusted_until_their_code_changes(machine: Path) -> None:
     (machine / "mine.py").write_text("def judge(clips): ...\n")
     own = {"judge.backend": "mine:judge", "judge.store": "labels", "judge.model": ""}
     folder = create_folder(

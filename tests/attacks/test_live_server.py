@@ -193,7 +193,7 @@ def slow_bodies(server: Server, num_slow: int, num_normal: int) -> list[float]:
     return sorted(seconds for _, seconds in figures)
 
 
-def test_half_sent_bodies_stop_nobody(server):
+def test_half_sent_bodies_do_not_stop_other_requests(server):
     slow_bodies(server, num_slow=40, num_normal=20)
 
 
@@ -249,7 +249,7 @@ def test_no_port_without_a_token_is_open_to_other_machines(server):
 
 
 @pytest.mark.full
-def test_four_hundred_half_sent_bodies_slow_nobody(server):
+def test_four_hundred_half_sent_bodies_do_not_slow_other_requests(server):
     asyncio.run(ask_often(server, 50))
     times = slow_bodies(server, num_slow=400, num_normal=200)
     p50, p95 = times[len(times) // 2], times[int(len(times) * 0.95)]

@@ -72,7 +72,7 @@ def fetch(home: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_what_was_fetched_by_name_loads_by_name_when_the_hub_is_gone(hub: str, tmp_path: Path) -> None:
+def test_a_model_fetched_by_name_loads_without_the_hub(hub: str, tmp_path: Path) -> None:
     told = fetch(tmp_path, hub, NAME)
     assert told.returncode == 0, told.stderr
     assert f"--judge.model {NAME}" in told.stdout and "loads without a network" in told.stdout
@@ -83,7 +83,7 @@ def test_what_was_fetched_by_name_loads_by_name_when_the_hub_is_gone(hub: str, t
 
 
 @pytest.mark.slow
-def test_what_was_fetched_into_a_folder_is_used_from_there(hub: str, tmp_path: Path) -> None:
+def test_a_model_fetched_into_a_folder_loads_from_there(hub: str, tmp_path: Path) -> None:
     told = fetch(tmp_path / "home", hub, NAME, "--to", str(tmp_path / "model"))
     assert told.returncode == 0, told.stderr
     assert f"--judge.model {tmp_path / 'model'}" in told.stdout
@@ -102,7 +102,7 @@ def test_what_was_fetched_into_a_folder_is_used_from_there(hub: str, tmp_path: P
         ([NAME], False, 3, "run it where there is a network"),
     ],
 )
-def test_what_cannot_be_fetched_is_told_with_its_fix(
+def test_a_failed_fetch_is_reported_with_its_fix(
     words: list[str], reachable: bool, code: int, told: str, hub: str, tmp_path: Path
 ) -> None:
     result = fetch(tmp_path, hub if reachable else "http://127.0.0.1:9", *words)

@@ -92,7 +92,7 @@ def film_two_pushes(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("store", 1), ("run", 1), ("data", 3)])
-def test_a_person_answers_what_runs_other_judges_or_recorded_data_ask(
+def test_a_person_answers_questions_of_runs_other_judges_and_recorded_data(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
     links: list[str] = []
@@ -130,7 +130,7 @@ def test_a_person_answers_what_runs_other_judges_or_recorded_data_ask(
         assert {row["judge"] for row in rows} == {"human"} and len(rows) == 2 * count, "one answer is for both orders"
 
 
-def test_what_cannot_be_asked_about_is_said(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unaskable_data_is_refused(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for place, said in (("empty", "neither a run's folder, a label store, nor"), ("nowhere", "does not exist")):
         assert main(["labels", "ask", place]) != 0

@@ -65,7 +65,7 @@ def head() -> Iterator[Head]:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic cmF5OnJheQ=="}])
-def test_nobody_submits_or_looks_without_the_token(head: Head, headers: dict[str, str]) -> None:
+def test_submitting_and_looking_need_the_token(head: Head, headers: dict[str, str]) -> None:
     job = {"entrypoint": "true", "submission_id": "stranger"}
     calls = (
         ("POST", "/api/jobs/"),

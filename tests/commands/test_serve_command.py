@@ -63,7 +63,7 @@ def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, caps
         (["pocket", "--host", "0.0.0.0"], "allowed-hosts"),
     ],
 )
-def test_wrong_words_are_told_with_the_right_ones(started, capsys, words, reason):
+def test_wrong_arguments_are_refused_with_the_right_ones(started, capsys, words, reason):
     assert main(["serve", *words]) == UsageError.exit_code
     assert reason in box_words(capsys.readouterr().err)
     assert not started

@@ -108,7 +108,7 @@ SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-ru
         ("drawer_open --partition none", 3, "invalid partition specified"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_queued(
+def test_a_mistake_is_reported_before_anything_is_queued(
     line: str,
     code: int,
     told: str,
@@ -178,7 +178,7 @@ while :; do sleep 0.05; done
         (signal.SIGUSR1, 0, [75], ["ran run"]),  # enough is enough
     ],
 )
-def test_what_the_script_makes_of_a_signal(
+def test_how_the_script_handles_signals(
     number: signal.Signals, restarts: int, codes: list[int], told: list[str], slurm: Path, tmp_path: Path
 ) -> None:
     job = submit_with(RUN_THAT_WAITS, job_script(SlurmConfig(restarts=restarts), tmp_path / "run", ["x"]), tmp_path)

@@ -110,9 +110,7 @@ def test_a_tree_is_synced_to_its_last_file(tmp_path: Path, monkeypatch: pytest.M
     assert {Path(path).name for path in synced} == {"file", "a", "b", tmp_path.name}
 
 
-def test_what_a_killed_process_left_is_cleared_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_files_of_a_killed_process_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folders = {name: tmp_path / name for name in ("w-killed", "w-own", "w-unmarked", "other")}
     for folder in folders.values():

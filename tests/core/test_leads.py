@@ -37,7 +37,7 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
 
 
-def test_the_walk_finds_what_the_types_name_and_nothing_else() -> None:
+def test_the_walk_finds_exactly_the_typed_settings() -> None:
     Outer.__module__ = Inner.__module__ = "rlvlm.made_up"
     assert list(find_leads(Outer())) == []
     found = find_leads(Outer(code="a:B", many=("x", ""), inner=Inner(files={"k": "y"}, folder=Path("z"))))

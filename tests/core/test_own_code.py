@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("reference", ["mine:NAME", "mine.py:NAME", "./mine.py:NAME"])
-def test_a_file_runs_as_it_stands_there_with_what_it_imports(folder: Path, reference: str) -> None:
+def test_a_file_runs_with_its_own_imports(folder: Path, reference: str) -> None:
     assert load_object(reference, "reward.source") == "shown, and shown"
 
 

@@ -29,7 +29,7 @@ def contents(folder: DemonstrationFolder) -> dict[str, tuple[int, bytes]]:
     return {record.id: (record.seed, record.arrays["actions"].tobytes()) for record in folder.episodes()}
 
 
-def test_what_is_kept_leads_to_what_was_reached(tmp_path: Path) -> None:
+def test_recorded_chunks_replay_to_the_recorded_states(tmp_path: Path) -> None:
     one, folder = make(), folder_at(tmp_path / "d")
     assert collect(one, Perturbation(noise=0.05), folder, 3, seed=2) == 3
     for record in open_folder(tmp_path / "d").episodes():

@@ -45,7 +45,7 @@ def test_a_filter_worked_by_hand() -> None:
     assert reasons == dict.fromkeys(names, 1)
 
 
-def test_what_is_kept_is_what_happened(tmp_path: Path) -> None:
+def test_recorded_steps_replay(tmp_path: Path) -> None:
     env = made("ez_points")
     folder = folder_of(tmp_path / "d", "ez_points", 3)
     record = next(iter(open_folder(tmp_path / "d").episodes()))

@@ -87,7 +87,7 @@ def test_a_log_of_inspect_robots_is_read_with_the_truth_and_not_a_models_verdict
         list(Recordings(path=path, form="evaluation", camera="top"))
 
 
-def test_what_an_operator_says_is_the_truth_and_a_trial_without_frames_is_left_out(tmp_path: Path) -> None:
+def test_the_operators_word_is_the_truth_and_a_trial_without_frames_is_left_out(tmp_path: Path) -> None:
     path = write_log(tmp_path, [False, True, True])
     log = json.loads(path.read_text())
     log["samples"][0] |= {"operator_judgements": ["Success "], "judgement_sources": ["prompt"]}

@@ -46,7 +46,7 @@ def test_advantages_by_hand() -> None:
     assert [part.tolist() for part in unknown] == [[0.0], [1.0]]
 
 
-def test_what_did_better_than_expected_is_the_best_two_in_five_at_most() -> None:
+def test_at_most_two_in_five_count_as_better_than_expected() -> None:
     worth = np.array([1.0, 0.8, 0.0, 0.0, np.nan])
     found = better_than_expected([np.array([0.05, 0.15])] * 5, worth)  # means .45 in both bins of progress
     assert found[:8].tolist() == [1, 1, 1, 1, 0, 0, 0, 0] and np.isnan(found[8:]).all()
@@ -63,7 +63,7 @@ def test_weights_know_their_episodes_when_some_are_left_out() -> None:
     assert again.episodes.tolist() == [0, 2] and again.values.tolist() == [1, 1]
 
 
-def test_what_counts_is_told() -> None:
+def test_the_weights_are_reported() -> None:
     two = labels({0: [0.0, 0.5], 1: [0.0, 0.1]}, {0: 0.9, 1: 0.2})
     weights = weigh(two, [2, 2], "filter", 0.5)
     assert weights.values.tolist() == [2, 2, 0, 0] and weights.effective == 2 and weights.counted == 0.5

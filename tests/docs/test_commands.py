@@ -90,7 +90,7 @@ def test_a_report_is_of_the_folder_that_its_sweep_writes() -> None:
 
 
 @pytest.mark.parametrize("name", ["troubleshooting.md", "bring.md"])
-def test_what_a_table_advises_is_an_option(name: str) -> None:
+def test_options_in_tables_exist(name: str) -> None:
     tasks = ("drawer_open", "number_line", "push_block", "empty_random_5x5", "pick_place_can")
     known = {setting.replace("_", "-") for task in tasks for setting in flat(rlvlm.recipe(task))}
     known |= {"steps", "plan", "print-config", "help-all", "trust", "env.NAME"}  # of the command itself

@@ -82,7 +82,7 @@ def test_the_end_of_the_path_is_where_the_image_changes_when_the_hand_moves(task
         ("drawer_open", {"env.draw_path": True, "reward.source": "judged", "judge.score": "progress"}, "scores each"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_by_name_before_anything_starts(task: str, settings: dict, words: str) -> None:
+def test_an_undrawable_path_is_refused_by_name_before_anything_starts(task: str, settings: dict, words: str) -> None:
     base = recipe(task)
     if task == "pick_place_can":
         settings = {"env.second_view": False} | settings

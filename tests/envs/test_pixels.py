@@ -74,7 +74,7 @@ def test_an_image_is_kept_once_and_comes_back_as_it_was() -> None:
         ([], r"must be \[H, W, 3\]"),
     ],
 )
-def test_what_is_no_image_or_another_size_is_refused_with_the_name_of_the_env(images: list, rule: str) -> None:
+def test_a_wrong_image_is_refused_with_the_name_of_the_env(images: list, rule: str) -> None:
     kept = KeptPixels(Owner)
     kept.keep([grey(0)])
     with pytest.raises(UsageError, match=f"the env Owner .*test_pixels.py, line .*{rule}"):

@@ -18,7 +18,7 @@ def test_a_task_has_a_goal_to_tell_and_one_to_see_and_needs_no_registration_when
     assert env.goal == task_goal(TINY) == "push the red block to the green line"
 
 
-def test_a_file_is_told_from_a_misspelt_task() -> None:
+def test_a_file_is_distinguished_from_a_misspelt_task() -> None:
     with pytest.raises(UsageError, match="is a file") as caught:
         task_goal("./tasks/push_crate.py")
     assert caught.value.fix.startswith("tasks.push_crate:NAME")
@@ -99,7 +99,7 @@ def test_a_finished_env_is_reset_within_the_same_step() -> None:
     np.testing.assert_allclose(infos["final_obs"][0], [0.5, 0.5, 0.6, 0.2], atol=1e-6)
 
 
-def test_what_cannot_be_found_says_where_to_stand_and_a_gymnasium_class_how_it_is_named() -> None:
+def test_a_missing_module_says_where_to_stand_and_a_gymnasium_class_how_it_is_named() -> None:
     cases = {
         "gym:nowhere_at_all:X-v0": "nowhere_at_all.py must lie in this folder",
         "nowhere_at_all:TASK": "PYTHONPATH=THAT_FOLDER",

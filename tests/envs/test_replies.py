@@ -45,7 +45,7 @@ def test_harmless_variations_are_read(text: str, action: int, value: str) -> Non
     + ['{"action": true}', '{"action": "++"}', '{"action": "11"}', '{"action": 1.0}', "{" * MAX_CHARS, "[" * 100_000]
     + ['{"action":' * 1_000, '{"a": ' + "[" * 3_000 + "}", '{"action": "\ud800"}', "{'action': '+'}"],
 )
-def test_what_is_not_clear_is_no_action(text: str) -> None:
+def test_an_ambiguous_reply_is_no_action(text: str) -> None:
     assert read_reply(text, NAMES, ALL).action is None
 
 

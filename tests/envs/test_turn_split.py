@@ -48,7 +48,7 @@ def test_an_env_with_one_start_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_rooms_that_are_all_alike_are_told_apart_by_where_the_agent_starts() -> None:
+def test_rooms_that_look_alike_are_split_by_where_the_agent_starts() -> None:
     learned, held_out = (set(starts("empty_random_5x5", split, 60)) for split in ("training", "held_out"))
     assert learned and held_out and not learned & held_out
     assert few_starts("empty_random_5x5") == 8 * 4, "eight cells but the goal's, four directions"

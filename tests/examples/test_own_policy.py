@@ -82,7 +82,7 @@ def test_chunks_of_another_form_are_refused_by_name(change: dict[str, Any], mess
         ("tokens", {"width": "3"}, "policy.settings has no effect"),
     ],
 )
-def test_what_is_no_such_policy_is_refused(head: str, settings: dict[str, str], message: str) -> None:
+def test_an_unusable_policy_is_refused(head: str, settings: dict[str, str], message: str) -> None:
     with pytest.raises((UsageError, ValueError), match=message):
         build_policy(VLAConfig(head=head, settings=settings), ENV)
 

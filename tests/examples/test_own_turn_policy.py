@@ -62,7 +62,7 @@ def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_ba
 
 
 @pytest.mark.slow
-def test_it_learns_from_demonstrations_what_can_be_read_in_them() -> None:
+def test_it_learns_from_the_readable_part_of_demonstrations() -> None:
     place, told = lamp(), []
     torch.manual_seed(0)
     policy = build_policy(CONFIG, place.env)
@@ -108,7 +108,7 @@ def test_replies_of_another_form_are_refused_by_name(change: dict[str, Any] | No
         ({"settings": {"width": "3"}}, "policy.settings has no effect"),
     ],
 )
-def test_what_is_no_such_policy_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_an_unusable_policy_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises((UsageError, ValueError), match=message):
         build_policy(PolicyConfig(**settings), lamp().env)
 

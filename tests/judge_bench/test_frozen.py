@@ -153,7 +153,7 @@ def test_options_that_would_change_the_items_are_refused(frozen, tmp_path, words
         run_command(["judge-bench", str(frozen), "--out", str(tmp_path), *words])
 
 
-def test_what_cannot_be_frozen_leaves_no_file(tmp_path, monkeypatch):
+def test_a_failed_freeze_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"name ends in .zip"):
         run_command(["judge-bench", "freeze", "push_block", "--out", str(tmp_path / "a.tar")])
     monkeypatch.setattr("rlvlm.judge_bench.frozen.MAX_TASK_BYTES", 10_000)

@@ -61,7 +61,7 @@ def test_a_trick_is_named_by_what_was_measured(
     assert trick_of(shown, draw_tables(shown.snapshots, 64)) == trick
 
 
-def test_what_hides_the_scene_is_seen_by_its_contrast() -> None:
+def test_a_hidden_scene_is_detected_by_its_contrast() -> None:
     frames = draw_tables(episode(1).snapshots, 64)
     frames[-1] = 45
     assert trick_of(episode(1), frames) == "hides the scene"

@@ -181,7 +181,7 @@ PAID = {
 
 
 @pytest.mark.parametrize("value", [0.2, 0.11], ids=["as high", "lower"])
-def test_what_is_paid_by_mistake_by_hand(value: float):
+def test_mistaken_pay_by_hand(value: float):
     """Successes score 0.2 and failures 0.1 or, near misses, `value`; six of each control are enough and five not."""
     cases = ["success"] * 12 + ["failure"] * 12 + [case for case in PAID for _ in range(6)]
     side = np.zeros((3, 2), np.float32)
@@ -218,7 +218,7 @@ def test_a_suite_is_found_by_name_and_tasks_by_theirs():
         find_suite("paper8")
 
 
-def test_rows_of_other_items_are_told_apart(rows):
+def test_rows_of_other_items_are_recognised(rows):
     row, other = rows["oracle"], json.loads(json.dumps(rows["oracle"]))
     assert differences(row, other) == []
     other["manifest"]["cartpole"]["looks"][0][0] += 1

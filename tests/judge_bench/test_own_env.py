@@ -49,7 +49,7 @@ def test_a_server_that_is_right_in_80_percent_is_measured_so(tmp_path: Path, nam
     assert "true reward" in str(row["bench"]["truth"]) and "true reward" in (tmp_path / "bench.html").read_text()
 
 
-def test_what_cannot_be_asked_ends_at_once_and_is_no_fault_of_the_judge(tmp_path: Path) -> None:
+def test_wrong_arguments_end_at_once_and_do_not_blame_the_judge(tmp_path: Path) -> None:
     server = ApiServer()
     (file := tmp_path / "file").touch()
     task = "gym:own_envs:OwnReach-v0"

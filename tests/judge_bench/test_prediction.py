@@ -16,7 +16,7 @@ from rlvlm.judge_bench.prediction import (
 )
 
 
-def test_what_labels_are_worth_by_hand():
+def test_the_worth_of_labels_by_hand():
     assert worth_of(1, 0) == pytest.approx(1.0)
     assert worth_of(0.5, 0.5) == pytest.approx(0.5) == worth_of(0, 0)  # chance, and silence
     assert worth_of(0.9, 0.1) == pytest.approx(0.9)
@@ -27,7 +27,7 @@ def test_what_labels_are_worth_by_hand():
     assert bits_of(0.9, 0.1) == pytest.approx(1 + 0.9 * np.log2(0.9) + 0.1 * np.log2(0.1))
 
 
-def test_what_tables_are_worth():
+def test_the_worth_of_tables():
     perfect = [[[1, 0, 0], [1, 0, 0]]] * 10
     left = [[[3, 0, 0], [0, 1, 0]]] * 10  # asked more often where left is right: nothing is won by that
     wrong = [[[1, 3, 0], [1, 3, 0]]] * 10
@@ -108,7 +108,7 @@ def test_whether_a_judge_is_good_enough():
     assert (one.never, one.always, one.grade) == (None, None, "uncertain")
 
 
-def test_runs_are_read_and_what_is_none_is_refused(tmp_path):
+def test_runs_are_read_and_other_files_are_refused(tmp_path):
     file = tmp_path / "runs.csv"
     with file.open("w", newline="") as out:
         given = row(0.5, 0.7)

@@ -76,7 +76,7 @@ def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> No
         (Progress(2.0), r"mostly gives no answer that can be read"),
     ],
 )
-def test_who_says_nothing_about_the_goal_is_refused_in_the_benchs_words(
+def test_a_judge_that_ignores_the_goal_is_refused_in_the_benchs_words(
     made: TaskItems, judge: Reference | Says, message: str
 ) -> None:
     with pytest.raises(JudgeRefused, match=message) as caught:
@@ -99,7 +99,7 @@ def test_a_fault_that_a_run_can_live_with_is_logged(made: TaskItems) -> None:
     assert len(lines) == 1 and lines[0].startswith("the judge copies the answer before (")
 
 
-def test_single_bad_answers_stop_nobody(made: TaskItems) -> None:
+def test_single_bad_answers_do_not_stop_a_run(made: TaskItems) -> None:
     assert tried(Progress(1.0), made)["auc"]["value"] > 0.9
 
 
@@ -120,7 +120,7 @@ class PathLength(Says):
         return float(np.ptp(item.sides[0], axis=0).sum()) / 100
 
 
-def test_what_a_policy_can_exploit_stops_a_run_unless_the_user_goes_on(made: TaskItems) -> None:
+def test_an_exploitable_judge_stops_a_run_unless_the_user_insists(made: TaskItems) -> None:
     lines: list[str] = []
     with pytest.raises(JudgeRefused, match="when it is shown backwards"):
         tried(PathLength(0.0), made)

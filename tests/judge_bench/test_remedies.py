@@ -28,7 +28,7 @@ def test_a_judge_that_is_always_right_is_asked_once():
     assert both.calls == pytest.approx(2) and both.settings == "--judge.both-orders"
 
 
-def test_what_always_says_left_teaches_nothing_either_way():
+def test_a_judge_that_always_says_left_teaches_nothing():
     ways = remedies(*asked([("left", "left")] * 8))
     assert all(way.calls is None and way.worth == pytest.approx(0.5) for way in ways)
     assert {way.name: way.undecided for way in ways} == {"each pair once": 0, "both orders": 1}

@@ -76,7 +76,7 @@ def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys)
         run_command(["judge-bench", "compare", str(tmp_path), str(tmp_path)])
 
 
-def test_what_was_answered_before_a_signal_is_kept(tmp_path, capsys):
+def test_answers_from_before_a_signal_are_kept(tmp_path, capsys):
     words = ["--judge.backend", "tests.judge_bench.test_report:interrupted"]
     code = run_command(["judge-bench", TASK, "--judge.image-px", "32", "--out", str(tmp_path), *words])
     row = json.loads((tmp_path / "bench.json").read_text())

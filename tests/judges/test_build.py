@@ -21,7 +21,7 @@ def test_a_temperature_is_zero_or_one_that_models_can_sample_with():
     assert JudgeConfig(temperature=0.01).temperature == 0.01
 
 
-def test_a_model_without_a_backend_is_what_its_name_or_its_size_says(tmp_path, caplog):
+def test_the_backend_follows_from_a_models_name_or_size(tmp_path, caplog):
     assert JudgeConfig(model="a-lab/said-once-a-process").backend == "transformers"
     assert "is a hub name, so judge.backend is transformers" in caplog.text
     assert JudgeConfig(model="scorer").backend == JudgeConfig(model=str(tmp_path)).backend == "pocket"
@@ -33,7 +33,7 @@ def test_a_model_without_a_backend_is_what_its_name_or_its_size_says(tmp_path, c
     assert "could not be fetched" in str(caught.value) and "rlvlm fetch no-such-lab/no-such-model" in caught.value.fix
 
 
-def test_an_unknown_backend_is_answered_with_what_was_meant():
+def test_an_unknown_backend_gets_a_suggestion():
     hints = {"transformer": "did you mean transformers?", "gemeni": "did you mean gemini?"}
     hints |= {"qwen": "--judge.backend transformers --judge.model Qwen/", "my_judge.py": "my_judge:make_judge"}
     for backend, hint in (hints | {"gpt-4o": "--judge.backend openai --judge.model NAME"}).items():

@@ -71,7 +71,7 @@ def stored(folder: Path, **names: str):
     return build_judge(JudgeConfig(backend="cached", cached=CachedConfig(store=str(folder), **names)))
 
 
-def test_the_stored_judge_answers_what_was_answered_and_refuses_the_rest_by_key(tmp_path):
+def test_the_stored_judge_repeats_its_answers_and_refuses_other_questions_by_key(tmp_path):
     fake = FakeJudge()
     queries = [make_query(0, 9), make_query(9, 0)]
     told = CachedJudge(fake, LabelStore(tmp_path / "s")).compare(queries)

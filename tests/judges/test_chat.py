@@ -107,7 +107,7 @@ def test_the_stamp_names_both_forms():
     assert stamp.prompt == "two_stage/1 rating/1" and "dtype=paper" in stamp.decoding
 
 
-def test_what_a_model_was_not_taught_is_refused_before_it_is_asked():
+def test_questions_that_a_model_was_not_trained_on_are_refused():
     only = Abilities(compare=frozenset({"direct"}), score=frozenset({"progress"}), goal_pictures=False)
     with pytest.raises(UnsupportedQuestion, match="judge.score rating, it knows progress"):
         make_judge(ScriptedModel(), only, score="rating")
@@ -256,7 +256,7 @@ def test_a_label_in_a_sentence_goes_before_what_the_sentence_might_have_begun_wi
         assert (end.value.value.value, end.value.value.probabilities) == told
 
 
-def test_deltas_are_taken_of_what_is_left():
+def test_deltas_apply_to_the_remaining_distance():
     # by hand: 0 + 50 % of 100 = 50; then -20 % of the 50 that are left, so 40; a loss at the start stays at 0
     model = ScriptedModel(["50", "-20"])
     score = make_judge(model, score="delta").score([CLIP])[0]

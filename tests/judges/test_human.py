@@ -87,7 +87,7 @@ def test_it_asks_once_in_either_order_and_after_a_crash(tmp_path: Path, answer) 
     assert LabelStore(tmp_path).has_images(next(LabelStore(tmp_path).answers()).question)
 
 
-def test_two_people_who_disagree_have_no_preference_and_what_is_skipped_is_invalid(tmp_path: Path, answer) -> None:
+def test_disagreement_is_no_preference_and_a_skipped_question_is_invalid(tmp_path: Path, answer) -> None:
     clip = Clip(goal="open it", frames=pairs()[0].left)
     answer("anna", lambda question: 2 if question.kind == "score" else "left")
     answer("ben", lambda question: 5 if question.kind == "score" else "right")

@@ -121,7 +121,7 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
     assert 1 < server.max_at_once <= 3
 
 
-def test_what_a_server_does_not_take_is_left_out_or_named_otherwise_and_not_asked_for_again() -> None:
+def test_parameters_that_a_server_rejects_are_renamed_or_dropped_once() -> None:
     refusal = error(400, "logprobs are not supported with this model", param="logprobs")
     server = ApiServer(refusal)
     with server.running() as url:
@@ -152,7 +152,7 @@ NO_SEED = '{"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg
         (error(400, "`temperature` is not supported with this model", param="temperature"), {"temperature"}),
     ],
 )
-def test_what_the_server_names_is_left_out_and_that_is_said_once(
+def test_parameters_that_an_error_names_are_dropped_with_one_warning(
     refusal: Response, gone: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ApiServer(refusal)
@@ -238,7 +238,7 @@ def test_a_score_is_not_taken_from_a_thought_and_a_drawn_text_may_differ_from_th
 # --- answers that are none --------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_label_is_invalid_and_never_a_tie() -> None:
+def test_an_unreadable_label_is_invalid_and_never_a_tie() -> None:
     server = ApiServer()
     server.script = [
         server.say(""),
@@ -264,7 +264,7 @@ def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
     assert len(server.calls) == 1
 
 
-def test_what_a_provider_blocks_is_failed_and_costs_no_other_question() -> None:
+def test_a_blocked_question_fails_alone() -> None:
     server = ApiServer()
     blocked = (server.say(text, finish=why) for text in ("", "1") for why in ("content_filter", "SAFETY"))
     question = error(400, "triggering content management policy", code="content_filter")
@@ -332,14 +332,14 @@ def test_a_spent_day_is_asked_once_and_a_minutes_limit_is_waited_for() -> None:
     assert len(server.calls) == 3 and "rlvlm resume" in caught.value.fix
 
 
-def test_what_a_server_refuses_for_a_reason_has_its_own_fix() -> None:
+def test_each_reason_for_a_refusal_has_its_own_fix() -> None:
     server = ApiServer(*[error(400, "At most 1 image(s) may be provided in one request.")] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="too many images") as caught:
         judge(url).compare([query()] * 2)
     assert "limit-mm-per-prompt" in caught.value.fix
 
 
-def test_a_stream_that_nobody_asked_for_is_read() -> None:
+def test_an_unrequested_stream_is_read() -> None:
     entry = {"token": "1", "logprob": math.log(0.8), "bytes": None}
     top = [entry, {"token": "0", "logprob": math.log(0.2), "bytes": None}]
     chunks = [
@@ -415,7 +415,7 @@ def test_a_slow_server_costs_no_more_than_the_deadline() -> None:
     assert len(server.calls) <= 3
 
 
-def test_what_no_try_can_mend_ends_at_once() -> None:
+def test_a_final_error_is_not_retried() -> None:
     for status, extra, words in (
         (401, {}, "does not accept the key"),
         (403, {}, "does not accept the key"),
@@ -465,7 +465,7 @@ def test_a_quota_slows_a_run_down_and_loses_nothing(num: int) -> None:
 # --- budget -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_cap_on_requests_holds_and_what_was_paid_for_is_kept() -> None:
+def test_the_cap_on_requests_holds_and_paid_answers_are_kept() -> None:
     server = ApiServer()
     with server.running() as url:
         one = judge(url, {"max_requests": 5})

@@ -70,7 +70,7 @@ def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place() -> Non
 
 
 @pytest.mark.parametrize("changes", [{"prompt": "two_stage"}, {"score": "rating"}])
-def test_it_refuses_to_be_asked_what_it_cannot_read(changes) -> None:
+def test_unsupported_questions_are_refused(changes) -> None:
     with pytest.raises(UnsupportedQuestion, match="it knows"):
         judge(None, **changes)
 

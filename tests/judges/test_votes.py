@@ -69,7 +69,7 @@ def test_one_answer_that_is_missing_or_unreadable_is_not_made_up_for(first, seco
         assert verdict.status is status and verdict.probabilities is None
 
 
-def test_what_both_questions_cost_is_added_up():
+def test_the_costs_of_both_questions_add_up():
     cost = Usage(tokens_in=10, tokens_out=1, cost_usd=0.5)
     assert ask(say(Label.LEFT, usage=cost), say(Label.RIGHT, usage=cost)).usage == Usage(
         tokens_in=20, tokens_out=2, cost_usd=1.0
@@ -116,7 +116,7 @@ def vote(*verdicts: Verdict) -> Verdict:
     return Committee(members).compare([Query(goal="open it", left=IMAGE, right=IMAGE)])[0]
 
 
-def test_a_committee_says_what_more_than_half_of_its_members_say():
+def test_a_committee_answers_by_majority():
     left, right, tie = say(Label.LEFT, (0.8, 0.1, 0.1)), say(Label.RIGHT, (0.2, 0.7, 0.1)), say(Label.TIE)
     assert vote(left, left, right).label is Label.LEFT
     assert vote(left, left, right).probabilities == pytest.approx((0.6, 0.3, 0.1))

@@ -26,7 +26,7 @@ def test_shape_and_pixels_make_the_name():
     assert image_digest(IMAGE[:, ::-1]) == image_digest(IMAGE[:, ::-1].copy())
 
 
-def test_what_is_no_image_is_not_kept(tmp_path):
+def test_only_images_are_kept(tmp_path):
     odd = [IMAGE.astype(np.float32), IMAGE[..., 0], np.zeros((0, 4, 3), np.uint8), np.array(3, np.uint8)]
     assert ImageStore(tmp_path).keep([(image_digest(array), array) for array in odd]) == 0
 

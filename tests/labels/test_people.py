@@ -56,7 +56,7 @@ def test_a_question_is_asked_once_in_either_order_unless_each_order_is_wanted(tm
         (CLIP, [4, "skip"], 4),
     ],
 )
-def test_what_people_agree_on(tmp_path: Path, question: Question, choices: list[Choice], agreed: Choice) -> None:
+def test_agreement_among_people(tmp_path: Path, question: Question, choices: list[Choice], agreed: Choice) -> None:
     page = queue(tmp_path, question, agreement=len(choices))
     for number, choice in enumerate(choices):
         assert page.asked[question.id].is_open and page.add(said(choice, question, name=f"person{number}"))
@@ -99,7 +99,7 @@ def test_a_repeat_is_an_answer_in_the_other_order_and_shows_the_person_s_own_err
     assert math.isnan(page.figures("ben").median_s)
 
 
-def test_what_cannot_be_judged_is_invalid_and_never_a_tie(tmp_path: Path) -> None:
+def test_a_question_without_an_answer_is_invalid_and_never_a_tie(tmp_path: Path) -> None:
     page = queue(tmp_path, PAIR, CLIP)
     page.add(said("skip"))
     page.add(said("skip", CLIP))

@@ -106,7 +106,7 @@ def test_every_answer_comes_back_equal(tmp_path):
         assert (open_store(folder).find(key_of(1)) is None) == (answer.status is Status.FAILED)
 
 
-def test_questions_are_told_apart_by_what_they_show():
+def test_questions_differ_by_their_images():
     frames = [np.full((2, 4, 4, 3), level, np.uint8) for level in (0, 9)]
     items = [
         Query(goal="a", left=frames[0], right=frames[1]),
@@ -221,7 +221,7 @@ def test_a_writer_whose_disk_is_full_leaves_the_segment_as_it_was(tmp_path, monk
     assert segment_of(tmp_path / "s").read_bytes() == before
 
 
-def test_what_is_no_store_or_of_another_schema_is_refused_by_name(tmp_path):
+def test_a_folder_that_is_no_store_or_has_another_schema_is_refused_by_name(tmp_path):
     unsaid = ('{"what": "rlvlm label store"}', "[]", "{", "[" * 9_000, '{"what": "something", "schema": 1}')
     unsaid = (*unsaid, '{"what": "rlvlm label store", "schema": true}')
     newer = ('{"what": "rlvlm label store", "schema": 2}', "schema 2; this rlvlm reads schemas up to 1")
@@ -238,7 +238,7 @@ def test_what_is_no_store_or_of_another_schema_is_refused_by_name(tmp_path):
         LabelStore(tmp_path / "thesis.txt")
 
 
-def test_a_store_that_nobody_writes_to_leaves_no_trace(tmp_path):
+def test_a_store_without_answers_leaves_no_trace(tmp_path):
     LabelStore(tmp_path / "s").refresh()
     LabelStore(tmp_path / "s").add_answers([])
     assert not (tmp_path / "s").exists() and not is_store(tmp_path / "s")

@@ -189,7 +189,7 @@ def test_a_run_of_judged_images_has_a_page(
     assert "reach &lt;b&gt;" in page and page.count("data:image/png") == 5
 
 
-def test_a_run_that_nobody_scored_has_no_page(empty: RunFolder) -> None:
+def test_a_run_without_scores_has_no_page(empty: RunFolder) -> None:
     assert judge_page(empty, "a run") == "" and summarise_judge(empty) == {}
 
 

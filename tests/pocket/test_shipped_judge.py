@@ -79,7 +79,7 @@ def test_scores_are_near_the_progress(scene):
 
 
 @pytest.mark.parametrize("model", MAX_BYTES)
-def test_weights_are_small_and_bfloat16_and_the_card_names_what_is_known(model):
+def test_weights_are_small_and_bfloat16_and_the_card_names_the_known_tasks(model):
     folder = weights_folder(model)
     assert shipped_folder(model) == folder and shipped_folder("nobody") is None and shipped_folder("..") is None
     assert sum(file.stat().st_size for file in folder.iterdir()) < MAX_BYTES[model]

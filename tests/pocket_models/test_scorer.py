@@ -26,7 +26,7 @@ from rlvlm.pocket.models import weights_folder
 NUMBER_LINE, _, DOORKEY = TURN_TASKS
 
 
-def test_moves_are_rated_by_what_the_expert_still_needs() -> None:
+def test_moves_are_rated_by_the_experts_remaining_steps() -> None:
     assert [rating_of(3, left) for left in (4, 3, 2, 0)] == [AWAY, SAME, NEARER, REACHED]
     env, turns = collect_turns(NUMBER_LINE, 200, "train", 0)
     for turn in turns:

@@ -14,7 +14,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from tests.tiny_policy import tiny_policy
 
 
-def test_words_are_told_as_they_were_judged_and_dropped_now_and_then() -> None:
+def test_advantage_words_follow_the_judgement_and_are_dropped_now_and_then() -> None:
     judged = np.repeat(np.array([1.0, 0.0, np.nan], np.float32), 400)
     texts = told(["go"] * 1_200, judged, np.random.default_rng(0))
     for begin, word in ((0, "go\nAdvantage: positive"), (400, "go\nAdvantage: negative")):

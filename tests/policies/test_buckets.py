@@ -40,14 +40,14 @@ def test_tensors_fill_buckets_in_their_order_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 12, 16, 1000])
-def test_what_is_read_is_what_was_written(size: int) -> None:
+def test_buckets_round_trip(size: int) -> None:
     state = small_state()
     own = {name: torch.full_like(value, -1.0) for name, value in state.items()}
     fill_from_buckets(own, write_buckets(state, kept, size=size), lambda bucket: bucket.where)
     assert all(torch.equal(value, state[name]) for name, value in own.items())
 
 
-def test_what_is_not_theirs_is_refused_before_anything_is_written() -> None:
+def test_foreign_buckets_are_refused_before_anything_is_written() -> None:
     buckets = write_buckets(small_state(), kept, size=16)
     own = {name: torch.zeros_like(value) for name, value in small_state().items()}
     for state in ({**own, "f": torch.zeros(1)}, {**own, "e": torch.zeros(2)}):

@@ -129,7 +129,7 @@ def test_an_adapter_learns_beside_coarse_weights_and_is_read_by_names_of_either_
             assert torch.equal(again.trained_state()[name], value), name
 
 
-def test_a_line_that_nobody_has_compared_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_uncompared_layout_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "paligemma"}))
     with pytest.raises(ModelUnavailable, match="paligemma model, which cannot be trained") as caught:
         load_policy(PolicyConfig(model=str(tmp_path)))

@@ -80,7 +80,7 @@ def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy)
         assert "<|im_end|>" not in reply.text
 
 
-def test_versions_travel_and_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+def test_versions_travel_and_impossible_requests_are_refused(tmp_path: Path) -> None:
     engine = PolicyEngine(tiny_policy(tmp_path))
     engine.version = 7
     assert {reply.version for reply in engine.reply(*requests(2), max_new_tokens=1)} == {7}

@@ -85,7 +85,7 @@ def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None
     assert loop.run_session(20)[metrics.QUERIES] > before
 
 
-def test_only_scores_train_and_only_what_was_not_answered_is_asked_again() -> None:
+def test_only_scores_train_and_only_unanswered_questions_are_asked_again() -> None:
     scorer = Scripted(score(None), score(None, Status.FAILED))
     loop = loop_of(scorer, num_episodes=1, queries=100)
     told = loop.run_session(10)

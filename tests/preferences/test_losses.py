@@ -53,13 +53,13 @@ def test_smoothed_labels_want_a_margin_that_is_bounded() -> None:
     torch.testing.assert_close(plain, preference_loss(returns[..., 0], returns[..., 1], torch.ones(3, 1)))
 
 
-def test_a_label_is_foretold_by_the_larger_return_and_by_nothing_that_says_the_same_of_both() -> None:
+def test_a_label_is_predicted_by_the_larger_return_and_not_by_equal_ones() -> None:
     returns = torch.tensor([[0.0, 1.0], [0.0, 1.0], [2.0, 2.0], [2.0, 2.0], [0.0, 1.0]])
     labels = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.5])
     assert PREFERENCE.predicted(returns, labels) == [True, False, False, False], "the tie is nobody's"
 
 
-def test_scores_are_foretold_in_pairs_that_do_not_overlap() -> None:
+def test_scores_are_predicted_in_disjoint_pairs() -> None:
     returns = torch.tensor([[0.0], [1.0], [1.0], [0.0], [3.0], [3.0], [1.0], [2.0], [5.0]])
     scores = torch.tensor([0.1, 0.2, 0.1, 0.2, 0.1, 0.2, 0.3, 0.3, 0.9])
     assert SCORE.predicted(returns, scores) == [True, False, False], "equal scores decide nothing, the last has no mate"

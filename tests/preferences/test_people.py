@@ -100,7 +100,7 @@ def test_a_person_is_not_waited_for_and_answers_train_in_parts() -> None:
     assert [record.index for record in loop.drain_records()] == [*range(4, 20), *range(4)]
 
 
-def test_the_end_does_not_wait_and_says_what_was_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_does_not_wait_and_reports_open_questions(caplog: pytest.LogCaptureFixture) -> None:
     person = Patient()
     loop = person_loop(person)
     loop.run_session(10)
@@ -162,7 +162,7 @@ def test_a_run_is_replayed_from_its_log_to_the_same_weights(tmp_path: Path) -> N
     assert same_trees(loop.get_state()["model"], again.get_state()["model"])
 
 
-def test_who_is_asked_about_what() -> None:
+def test_the_most_doubtful_questions_go_to_a_person() -> None:
     tie, left = verdict(Label.TIE), verdict(Label.LEFT)
     split = replace(tie, votes=("left", "right"))
     unread, agreed = verdict(None), replace(tie, votes=("tie", "tie"))
@@ -189,7 +189,7 @@ def test_both_orders_say_that_they_disagree_and_a_store_remembers_it(tmp_path: P
     assert not verdict(Label.TIE).is_split
 
 
-def test_mixed_asks_both_within_its_budget_and_keeps_what_the_judge_said(tmp_path: Path) -> None:
+def test_mixed_asks_both_within_its_budget_and_keeps_the_judges_answer(tmp_path: Path) -> None:
     config = MixedConfig(share=0.25, max_answers=12, simulated=SimulatedTeacherConfig(seconds=6.0))
     wrong = SimulatedTeacher(SimulatedTeacherConfig(mistake=1.0), 0)
     teacher = MixedTeacher(wrong, SimulatedTeacher(config.simulated, 1, "simulated person"), config)

@@ -92,7 +92,7 @@ def test_without_a_decided_label_there_is_no_accuracy() -> None:
     assert metrics.LABEL_ACCURACY not in counts.metrics()
 
 
-def test_a_teacher_who_cannot_be_read_is_given_up() -> None:
+def test_an_unreadable_teacher_is_given_up() -> None:
     counts = FeedbackCounts()
     counts.count(records_of([verdict(None)] * 49), num_look_alike=0)
     with pytest.raises(JudgeUnavailable, match="50 of the last 50"):

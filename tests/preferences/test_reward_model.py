@@ -173,7 +173,7 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
 
 
 @pytest.mark.slow
-def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None:
+def test_every_answer_is_predicted_once_by_a_model_that_has_not_seen_it() -> None:
     pairs, predicted = telling_pairs(30), []
     for flip in (False, True):
         model, comparisons = RewardModel(build_input("state"), CONFIG, seed=0), Examples(num_sides=2)
@@ -192,7 +192,7 @@ def test_every_answer_is_foretold_once_by_a_model_that_has_not_seen_it() -> None
 
 
 @pytest.mark.slow
-def test_a_judge_who_looks_at_places_alone_is_never_trusted() -> None:
+def test_a_judge_with_a_position_bias_is_never_trusted() -> None:
     model = RewardModel(build_input("image"), RewardModelConfig(image_px=16), seed=0)
     comparisons = Examples(num_sides=2)
     for seed in range(4):
@@ -224,7 +224,7 @@ def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generat
     assert model.fit(examples)[metrics.REWARD_IS_TRUSTED] == 0 and not model.is_trusted
 
 
-def test_features_are_what_the_first_members_last_layer_reads() -> None:
+def test_features_are_the_input_of_the_first_members_last_layer() -> None:
     model = RewardModel(build_input("image"), CONFIG, seed=0)
     steps = steps_of(*EPISODES)
     features = model.ensemble.features(steps)
@@ -348,7 +348,7 @@ def test_a_fair_coin_passes_in_fewer_runs_than_one_in_a_hundred_however_often_on
     assert passed <= 20, "10 are expected at most, with a standard deviation of 3"
 
 
-def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_what_was_enough_stays_so() -> None:
+def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_trust_stays() -> None:
     good, poor, rng = Evidence(), Evidence(), random.Random(0)
     good.add([True] * 9)
     assert good.is_enough

@@ -155,7 +155,7 @@ def flat_episode(reward: float, num_steps: int = 20) -> Trajectory:
     return dataclasses.replace(numbered_trajectory(num_steps), env_rewards=rewards)
 
 
-def test_somebody_myopic_weighs_the_end_most() -> None:
+def test_a_myopic_teacher_weighs_the_end_most() -> None:
     # By hand: 0.5^2 * 4 + 0.5 * 2 + 1 = 3 and 0.25 * 0 + 0.5 * 0 + 4 = 4, though the plain sums are 7 and 4.
     pair = Pair(left=segment(4, 2, 1), right=segment(0, 0, 4))
     assert labels(simulated(gamma=0.5).answer([pair])) == [Label.RIGHT]
@@ -221,7 +221,7 @@ def test_only_the_newest_ten_episodes_count() -> None:
     assert labels(one.answer([pair])) == [Label.TIE]  # 0.15 < 0.1 * 2
 
 
-def test_what_is_too_close_to_call_outweighs_a_mistake_and_what_is_too_bad_outweighs_both() -> None:
+def test_ties_come_before_mistakes_and_skips_before_both() -> None:
     one = simulated(mistake=1.0, equal=0.1, skip=0.5)
     one.inform([flat_episode(1.0)])
     pairs = [pair_of(0.9, 0.95), pair_of(0.1, 0.9), pair_of(0.4, 0.1)]

@@ -296,7 +296,7 @@ def test_turns_and_chunks_are_checked_by_the_same_report(
     assert Image.open(out).width > 400
 
 
-def test_what_the_users_own_code_raises_is_told_with_its_place(
+def test_an_error_of_the_users_code_is_reported_with_its_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check-task", f"{__name__}:CLUMSY", "--out", str(tmp_path / "sheet.png")]) == 2

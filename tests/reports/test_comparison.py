@@ -68,7 +68,7 @@ def test_the_sentence_says_who_wins_and_whether_that_is_supported(make_sweep: Ma
         ({"good": ((), (), ()), "bad": ((), (), (0,))}, "nothing to compare"),
     ],
 )
-def test_what_does_not_support_a_winner_says_so(curves: Curves, said: str, make_sweep: Make) -> None:
+def test_an_unsupported_winner_is_marked(curves: Curves, said: str, make_sweep: Make) -> None:
     text = overall(sweep_results(make_sweep(curves)))
     assert said in text and "Winner" not in text
 
@@ -90,7 +90,7 @@ def test_runs_that_are_halted_or_not_finished_are_left_out_and_the_page_says_so(
     assert "2 runs were halted half-way" in page and "8 of 12 runs finished" in page
 
 
-def test_what_a_paid_judge_was_paid_is_shared_by_the_queries(make_sweep: Make) -> None:
+def test_the_cost_of_a_judge_is_shared_by_its_queries(make_sweep: Make) -> None:
     folder = make_sweep()
     plan = next(plan for plan in folder.plans().values() if plan.source == "good")
     folder.ledger(app_name(plan.config, folder.path)).write_text(json.dumps({"requests": 9, "cost_usd": 6.0}))
@@ -235,7 +235,7 @@ def test_sources_have_the_shortest_names_that_tell_them_apart(tmp_path: Path) ->
     assert len(run_results([tmp_path / name for name in names]).sources) == 3, "no two sources are called alike"
 
 
-def test_what_a_reader_must_know_is_said(runs: Path) -> None:
+def test_caveats_are_listed(runs: Path) -> None:
     assert not run_results([runs]).remarks
     (runs / "judge0" / "summary.json").unlink()
     RunFolder(runs / "judge1", 1).metrics.append(

@@ -150,7 +150,7 @@ def test_kappa_of_the_textbook():
     assert cohens_kappa([], []) is None and cohens_kappa(["yes"], ["yes"]) is None
 
 
-def test_what_cannot_be_reported_is_told(tmp_path, folder):
+def test_missing_sources_are_refused(tmp_path, folder):
     for paths, told in (
         ([], "at least one"),
         ([tmp_path / "nowhere"], "does not exist"),

@@ -183,7 +183,7 @@ def test_one_video_and_pairs_of_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_shown_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_unreadable_episodes_are_counted_and_the_others_are_scored(tmp_path: Path) -> None:
     data = write_data(tmp_path, "metadata", [*films(), films(3)[0]])
     noise = np.random.default_rng(0).integers(0, 256, (13, PX, PX, 3), np.uint8)  # a frame takes many bytes
     write_film(data / "clip1.mp4", noise)
@@ -216,7 +216,9 @@ def test_what_cannot_be_shown_is_counted_and_the_rest_goes_on(tmp_path: Path) ->
         ("nothing", [], r"no recorded episodes"),
     ],
 )
-def test_what_is_wrong_with_all_of_it_is_an_error(tmp_path: Path, form: str, words: list[str], message: str) -> None:
+def test_a_mistake_that_concerns_all_episodes_is_an_error(
+    tmp_path: Path, form: str, words: list[str], message: str
+) -> None:
     data = tmp_path / "data"
     data.mkdir() if form == "nothing" else write_data(tmp_path, form, films()[:2])
     with pytest.raises(UsageError, match=message):
@@ -251,7 +253,7 @@ def test_a_judge_that_knows_nothing_is_refused_in_the_benchs_words(
 
 
 @pytest.mark.slow
-def test_a_budget_holds_across_calls_and_what_was_paid_for_is_kept(tmp_path: Path) -> None:
+def test_a_budget_holds_across_calls_and_paid_answers_are_kept(tmp_path: Path) -> None:
     data = write_data(tmp_path, "folder", films())
     server = ApiServer()
     with server.running() as address:
@@ -404,7 +406,7 @@ def test_the_command_in_the_docs_is_lerobots_own_and_reads_the_file(tmp_path: Pa
     assert max(weights[:3]) > weights[4], "the last frame of an episode gains nothing"
 
 
-def test_a_folder_of_somebody_else_may_hold_anything(tmp_path: Path) -> None:
+def test_a_foreign_folder_may_hold_anything(tmp_path: Path) -> None:
     folder = create_folder(tmp_path / "data", "push_block", "chunks", chunks={"cameras": 5})
     arrays = (
         {"snapshots": np.zeros((), np.float32)},

@@ -94,7 +94,7 @@ def test_an_alarm_ends_the_training_if_it_is_to() -> None:
         train(watch, has_truth=True, fools=True)
 
 
-def test_what_adapters_ask_is_watched_from_many_threads_and_missing_answers_are_counted() -> None:
+def test_questions_of_adapters_are_watched_from_many_threads_and_missing_answers_are_counted() -> None:
     class Gaps(Sees):
         def score(self, clips):
             answers = super().score(clips)

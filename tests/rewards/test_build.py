@@ -128,7 +128,7 @@ def test_a_teacher_of_ones_own_answers(own: str) -> None:
         ("NoLabel", "lacks label(?!,)"),
     ],
 )
-def test_what_is_no_source_is_refused_by_name(own: str, name: str, says: str) -> None:
+def test_an_unknown_source_is_refused_by_name(own: str, name: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         build_source(f"{own}:{name}", context())
     with pytest.raises(UsageError, match="reward.source nowhere:Thing: ModuleNotFoundError"):
@@ -140,7 +140,7 @@ def test_what_is_no_source_is_refused_by_name(own: str, name: str, says: str) ->
         build_source(f"{own}:wrong", context()).label(transitions_of(tiny_episode(0)))
 
 
-def test_a_name_that_does_not_exist_is_told_which_was_meant() -> None:
+def test_a_misspelt_name_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match="did you mean environment"):
         StepRewardConfig(source="enviroment")
     with pytest.raises(ValueError, match="did you mean oracle"):

@@ -62,7 +62,7 @@ def test_each_image_is_judged_once_and_equal_images_share_their_reward() -> None
     assert judge.calls == [2, 1] and rewards[0] != rewards[1]
 
 
-def test_what_was_judged_outlives_a_checkpoint() -> None:
+def test_judged_scores_survive_a_checkpoint() -> None:
     first, judge = build(Moody(Status.OK, Status.INVALID)), Moody()
     rewards = first.label(steps(0.4, 0.5))
     second = build(judge)
@@ -86,7 +86,7 @@ def test_an_unreadable_answer_is_final_and_a_missing_one_is_asked_for_when_the_i
     assert judge.calls == [2, 1]
 
 
-def test_an_outage_ends_the_run_and_what_came_before_is_known() -> None:
+def test_an_outage_ends_the_run_and_earlier_answers_are_kept() -> None:
     judge = Moody(Status.OK, Status.FAILED)
     source = build(judge)
     source.label(steps(0.4))

@@ -45,7 +45,7 @@ def test_figures_by_hand() -> None:
     assert figures[metrics.JUDGE_ALARM] == 0
 
 
-def test_a_success_that_was_undone_by_the_end_is_nobodys_error() -> None:
+def test_a_success_that_was_undone_by_the_end_is_no_error_of_the_judge() -> None:
     watch = monitor()
     watch.note([0.9, 0.1, 0.9, 0.1, 0.2], [None, None, True, False, False])
     figures = watch.report()

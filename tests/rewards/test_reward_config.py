@@ -18,7 +18,7 @@ def test_a_teacher_who_only_compares_gives_no_scores() -> None:
         ("environment", False, False), ("success", False, False), ("novelty", False, False),
     ],
 )  # fmt: skip
-def test_who_asks_a_judge_and_who_learns(source: str, asks_judge: bool, is_learned: bool) -> None:
+def test_which_sources_ask_a_judge_and_which_learn(source: str, asks_judge: bool, is_learned: bool) -> None:
     config = StepRewardConfig(source=source)
     assert (config.asks_judge, config.is_learned) == (asks_judge, is_learned)
 

@@ -68,7 +68,7 @@ def test_answers_outlive_a_checkpoint() -> None:
     assert second.score(items) == answers and judge.asked == [] and second.num_asked == 4
 
 
-def test_the_judge_is_asked_once_about_what_is_alike() -> None:
+def test_the_judge_is_asked_once_about_equal_clips() -> None:
     judge = Pixels()
     scorer = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
     turns = [shown(1, 20, action="+"), shown(1, 20, action="+"), shown(1, 20, action="-"), shown(1, 30, action="+")]
@@ -106,7 +106,7 @@ def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     assert {score.value for score in biased_scorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}
 
 
-def test_a_simulated_judge_of_progress_errs_as_much_as_it_is_told_to() -> None:
+def test_a_simulated_judge_of_progress_has_the_error_that_was_set() -> None:
     half = [replace(shown(1), progress=0.5)] * 2_000
     values = [score.value or 0.0 for score in progress_scorer(0.1, 0).score(half)]
     assert np.mean(values) == pytest.approx(0.5, abs=0.01) and np.std(values) == pytest.approx(0.1, abs=0.01)
@@ -114,7 +114,7 @@ def test_a_simulated_judge_of_progress_errs_as_much_as_it_is_told_to() -> None:
     assert all(0 <= (score.value or 0.0) <= 1 for score in progress_scorer(2.0, 0).score(half))
 
 
-def test_a_measured_judge_gives_what_was_given_at_such_progress(tmp_path: Path) -> None:
+def test_a_measured_judge_repeats_scores_of_similar_progress(tmp_path: Path) -> None:
     rows = [[] for _ in range(11)]
     rows[0], rows[7], rows[10] = [0.1], [0.4, 0.6], [0.9]
     file = tmp_path / "bench.json"

@@ -28,7 +28,7 @@ def episode(white: bool, *actions: int | None) -> TokenEpisode:
 
 
 @pytest.mark.slow
-def test_what_was_always_done_is_no_longer_new_and_what_depends_on_the_image_is_learned() -> None:
+def test_habits_are_not_new_and_dependence_on_the_image_is_learned() -> None:
     novelty = TemporalNovelty(3, draw, seed=0)
     usual = [episode(False, 0, 1, 0), episode(True, 1, 2, 1)]
     for _ in range(12):
@@ -39,7 +39,7 @@ def test_what_was_always_done_is_no_longer_new_and_what_depends_on_the_image_is_
     assert told[3][:2].max() < 0.2 and told[3][2] > 0.5, "only the last action is new"
 
 
-def test_a_reply_that_nobody_can_read_is_not_new() -> None:
+def test_an_unreadable_reply_is_not_new() -> None:
     novelty = TemporalNovelty(3, draw, seed=0)
     novelty.learn([episode(False, 0, 0)] * 8)
     (told,) = novelty.label([episode(False, 0, None, 2)])

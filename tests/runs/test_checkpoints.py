@@ -57,7 +57,7 @@ def test_without_symbolic_links_files_name_the_last_and_the_best(
         assert found is not None and found.step == step
 
 
-def test_what_a_killed_run_left_half_written_goes_when_the_run_is_held_again(tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
     folder = create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
     folder.checkpoints.save(state(100), write, is_best=False)
     half = folder.checkpoints.path / ".step_00000200.partial" / "algorithm"

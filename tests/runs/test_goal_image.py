@@ -38,7 +38,7 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "goal.jpg"
 
 
-def test_a_photograph_is_turned_and_made_no_larger_than_what_is_judged(photo: Path) -> None:
+def test_a_photograph_is_turned_and_no_larger_than_the_judged_images(photo: Path) -> None:
     (image,) = read_goal_image(photo, 300)  # by hand: 450 x 900 upright, so 150 x 300
     assert image.shape == (300, 150, 3)
     assert image[10, 75, 0] > 240 and image[290, 75, 2] > 240
@@ -66,7 +66,7 @@ def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: 
         (f"{GENERAL} --goal-image MISSING", "cannot be read as an image"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_before_anything_starts(
+def test_an_unreadable_goal_image_is_refused_before_anything_starts(
     photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
 ) -> None:
     (tmp_path / "text.png").write_text("no image")

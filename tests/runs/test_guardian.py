@@ -18,7 +18,7 @@ def start_user(file: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_sweep_ends_those_who_use_the_folder_and_nobody_else(tmp_path: Path) -> None:
+def test_a_sweep_ends_the_processes_of_its_folder_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run2").mkdir()
     user, spared = start_user(tmp_path / "run" / "a.log"), start_user(tmp_path / "run" / "b.log")

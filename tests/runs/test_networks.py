@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 @pytest.mark.slow
-def test_the_store_has_room_for_two_versions_of_what_learners_send(tmp_path: Path) -> None:
+def test_the_store_has_room_for_two_versions_of_the_weights(tmp_path: Path) -> None:
     folder = str(write_config("qwen2.5-vl-3b", tmp_path / "3b"))
 
     def sent(**settings: Any) -> float:

@@ -149,7 +149,7 @@ def test_a_documented_command_that_names_gpus_has_a_place(command: str, monkeypa
     assert taken(parse_run(words, "rlvlm run").config, own_nodes(*cards)).replace(".", "").isdigit()
 
 
-def test_what_has_no_place_is_refused_before_it_starts_and_a_plan_says_where_the_rest_goes() -> None:
+def test_a_run_without_room_is_refused_and_the_plan_shows_the_places() -> None:
     config = override(recipe("push_block"), {"algo.num_learners": 2, "algo.env_runners": 3})
     shown = Console(width=160, file=StringIO())
     shown.print(plan_table(config))  # cores of a private Ray are shared
@@ -220,7 +220,7 @@ def test_a_run_goes_where_the_plan_says(cluster: Cluster, monkeypatch: pytest.Mo
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_process_computes_on_what_ray_gave_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_computes_on_the_device_that_ray_gave_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the setting says, which is about the run's own process."""
     for gpus, wanted, expected in ((1, "cpu", "cuda:0"), (0, "auto", "cpu")):
         # as under SLURM, where every process sees all cards of the job

@@ -79,7 +79,7 @@ def test_a_taken_port_is_found_before_the_run() -> None:
     assert port_is_free(port)
 
 
-def test_demonstrations_that_nobody_can_play_are_refused_before_anything_starts() -> None:
+def test_demonstrations_without_a_script_are_refused_before_anything_starts() -> None:
     task = "minigrid/MiniGrid-Playground-v0"
     with pytest.raises(UsageError, match=f"no scripted expert.* those have none: {task}") as caught:
         check_before_run(recipe(task))
@@ -160,7 +160,7 @@ def test_a_policy_that_cannot_be_fetched_is_missed_before_anything_starts(
         check_before_run(parse_run([task, "--policy.model", "my_model"], "run").config)
 
 
-def test_a_judge_is_not_asked_about_a_goal_that_nobody_said() -> None:
+def test_a_judge_is_not_asked_without_a_goal() -> None:
     config = recipe("gym:MountainCarContinuous-v0")
     with pytest.raises(UsageError, match="no goal phrase of its own") as caught:
         check_before_run(config)
@@ -224,7 +224,7 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
         ),
     ],
 )
-def test_what_can_be_known_before_ray_starts_is_said_before(
+def test_known_problems_are_reported_before_ray_starts(
     words: str, kind: type[RunError], what: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -304,7 +304,7 @@ def test_a_policy_that_cannot_be_played_is_missed_before_it_is_loaded(
         command([str(folder.path)], "rlvlm")
 
 
-def test_who_plays_needs_no_gpu_judge_or_demonstrations_of_the_training() -> None:
+def test_playing_needs_no_gpu_judge_or_demonstrations_of_the_training() -> None:
     settings = {"algo.device": "cuda", "judge.backend": "transformers", "judge.model": "/no/judge"}
     check_before_play(override(recipe("drawer_open"), settings))
     check_before_play(override(recipe("push_block"), {"algo.device": "cuda", "sft.demonstrations": "/no/folder"}))
@@ -339,7 +339,7 @@ class Mute(Teacher): pass
         ("judge.backend", "NUMBER", "cannot load the judge"),
     ],
 )
-def test_what_is_no_source_teacher_or_judge_is_said_before_ray_starts(
+def test_an_unusable_source_teacher_or_judge_is_reported_before_ray_starts(
     setting: str, name: str, what: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own_things.py").write_text(OWN)

@@ -16,7 +16,7 @@ from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
 
 
-def test_a_first_feedback_after_the_end_is_told() -> None:
+def test_a_first_feedback_after_the_end_is_reported() -> None:
     config = recipe("drawer_open")
     assert config.notes() == []
     late = override(config, {"steps": 500})
@@ -63,7 +63,7 @@ def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str)
     assert parse_run([task], "run").config == pocket
 
 
-def test_who_is_no_pocket_model_sees_what_the_benchmark_draws() -> None:
+def test_other_models_than_the_pocket_ones_see_the_benchmarks_images() -> None:
     pocket = recipe("libero_object/0")
     judged = {"reward.source": "judged"}
     large = judged | {"judge.backend": "transformers", "judge.model": "a/b", "judge.score": "success"}
@@ -171,7 +171,7 @@ def test_a_preset_that_a_run_cannot_have_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("task", "algorithm"), [("drawer_open", "sac"), ("ez_points", "ppo"), ("libero_object/0", "grpo")]
 )
-def test_a_config_from_before_kinds_is_read_as_what_it_was(task: str, algorithm: str) -> None:
+def test_a_config_from_before_kinds_is_still_read(task: str, algorithm: str) -> None:
     config = recipe(task)
     text = config_text(config).replace(
         f"kind: {config.kind}\nalgorithm: {config.algorithm}\n", f"algorithm: {algorithm}\n"

@@ -103,7 +103,7 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
     assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
 
 
-def test_a_run_goes_on_with_what_it_was_begun_with(
+def test_a_resumed_run_keeps_its_settings(
     local_ray: None, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(whole[0], tmp_path / "run", symlinks=True)
@@ -131,7 +131,7 @@ def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(loca
     assert json.loads((tmp_path / "summary.json").read_text())["env_steps"] == 90
 
 
-def test_a_number_that_is_none_ends_the_run_with_what_was_met_and_good_checkpoints(
+def test_a_nan_ends_the_run_with_evidence_and_good_checkpoints(
     local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

@@ -30,7 +30,7 @@ from rlvlm.runs.settings import flat, override
         ("push_block", "algo.lr algo.device algo.env_runners reward.monitor.on_alarm eval.episodes"),
     ],
 )
-def test_what_errors_tell_to_change_may_be_changed_and_what_a_run_is_may_not(
+def test_settings_that_errors_name_may_change_on_resume_and_others_may_not(
     task: str, names: str, tmp_path: Path
 ) -> None:
     config = recipe(task)
@@ -98,7 +98,7 @@ JUDGED = {"reward.source": "judged"}
         ("number_line", {"policy.lora_targets": "["}, "lora_targets must be a regular expression"),
     ],
 )
-def test_what_makes_no_sense_is_refused(task: str, settings: dict[str, object], said: str) -> None:
+def test_contradictory_settings_are_refused(task: str, settings: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         override(recipe(task), settings)
 
@@ -112,7 +112,7 @@ def test_what_makes_no_sense_is_refused(task: str, settings: dict[str, object], 
         ("libero_goal/8", {"env.start_jitter_m": 0.01}),
     ],
 )
-def test_what_makes_sense_is_taken_and_comes_back_from_its_text(task: str, settings: dict[str, object]) -> None:
+def test_valid_settings_round_trip_as_text(task: str, settings: dict[str, object]) -> None:
     config = override(recipe(task), settings)
     assert read_config_text(config_text(config)) == config
 
@@ -146,9 +146,7 @@ def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_ref
         ("push_block", {"policy.model": "checkpoint"}, "sft.updates policy.pocket.dilated", "policy.model"),
     ],
 )
-def test_what_another_setting_leaves_without_effect_is_known_and_the_rest_is_not(
-    task: str, settings: dict[str, object], idle: str, why: str
-) -> None:
+def test_settings_without_effect_are_found(task: str, settings: dict[str, object], idle: str, why: str) -> None:
     config = override(recipe(task), settings)
     assert all(why in (config.why_unused(name) or "") for name in idle.split())
     assert not any(map(config.why_unused, ("task", "steps", "seed", "reward.source", "algo.lr", "eval.episodes")))
@@ -171,7 +169,7 @@ def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str
     assert override(recipe(task), {"env.episode_steps": limit}).env.episode_steps == limit
 
 
-def test_of_a_task_of_ones_own_nobody_knows_and_none_is_imported() -> None:
+def test_a_users_own_task_is_not_imported_to_check_settings() -> None:
     check_env_settings("no_such_module:TASK", replace(task_env("number_line"), split="training"))
     check_env_settings("gym:no_such_module:It-v0", StepEnvConfig(start="fixed", episode_steps=7, num_envs=2))
     with pytest.raises(ValueError, match="env are a GymnasiumConfig, got a CardsConfig"):
@@ -215,7 +213,7 @@ IN_BFLOAT16 = {"algo.num_learners": 2, "algo.shard": True, "algo.compute_dtype":
         ({"algo.loss.correction": "sequence"}, "sequence"),
     ],
 )  # fmt: skip
-def test_what_engines_that_differ_sample_is_corrected_by_default(settings: dict[str, Any], expected: str) -> None:
+def test_samples_of_a_different_engine_are_corrected_by_default(settings: dict[str, Any], expected: str) -> None:
     config: Any = override(recipe("number_line"), settings)
     assert config.correction == expected
     built: Any = algorithm_settings(config, None, (lambda *_: None) if config.num_engine_replicas else None)  # pyright: ignore

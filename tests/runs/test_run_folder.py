@@ -92,7 +92,7 @@ def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: Run
         create_folder(replace(config, out=tmp_path / "other" / "letter.txt"), ["rlvlm"], NOW)
 
 
-def test_a_full_disk_is_told_before_anything_is_made(
+def test_a_full_disk_is_reported_before_anything_is_made(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlvlm.runs.folder.BYTES_NEEDED", shutil.disk_usage(tmp_path).total + 1)
@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_died_with_its_node_is_told_apart_from_a_mistake_of_ours(folder: RunFolder) -> None:
+def test_a_process_that_died_with_its_node_is_no_bug(folder: RunFolder) -> None:
     with pytest.raises(MachineError, match="a process of the run, or its node, is gone: ActorDiedError") as caught:
         with convert_errors(folder):
             raise ActorDiedError
@@ -164,7 +164,7 @@ def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
     assert filled.summary() == {}
 
 
-def test_a_folder_is_held_by_one_process_whatever_another_does(
+def test_a_folder_is_held_by_one_process_at_a_time(
     folder: RunFolder, config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda *_, **__: None)  # it takes seconds
@@ -222,7 +222,7 @@ SWEEP = "title: x\nseeds: [0]\ntasks: [soccer]\nsources: {{a: {{title: a, settin
         ("sweep.yaml", SWEEP.format("judge: {store: /elsewhere}"), True),
     ],
 )
-def test_what_asks_for_trust(file: str, text: str, asks: bool, tmp_path: Path) -> None:
+def test_which_folders_ask_for_trust(file: str, text: str, asks: bool, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     (run / "checkpoints" / "last").mkdir(parents=True)
     (run / file).write_text(text + "\n")
@@ -244,7 +244,7 @@ def table(tmp_path: Path) -> CsvTable:
     return CsvTable(tmp_path / "t.csv", ("step", "text"), "step")
 
 
-def test_rows_are_lines_whatever_a_judge_writes(table: CsvTable) -> None:
+def test_any_text_of_a_judge_stays_one_row(table: CsvTable) -> None:
     table.append([{"step": 1, "text": 'a "quote", a\nbreak and \u2028 another'}, {"step": 2, "text": None}])
     assert table.path.read_text() == 'step,text\n1,"a ""quote"", a\\nbreak and \u2028 another"\n2,\n'
     assert [row["step"] for row in table.read()] == ["1", "2"]

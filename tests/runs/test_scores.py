@@ -86,7 +86,7 @@ def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> Non
     assert evaluation_rank(row) > evaluation_rank(passes_by), "the best holds its success"
 
 
-def test_what_is_equal_to_the_bit_is_one_episode_and_success_that_no_env_tells_is_none() -> None:
+def test_equal_episodes_count_once_and_unknown_success_is_none() -> None:
     played = evaluation(0, None)
     row = evaluation_row(played, 0, 0.0)
     assert (row["episodes"], row["distinct_episodes"], row["success_rate"]) == (4, 1, 0.0)
@@ -140,7 +140,7 @@ def test_one_episode_played_forty_times_is_one_episode(
     assert "100.0 (91 to 100)" in said and "policy: fewer starts than episodes" in said
 
 
-def test_what_cannot_be_written_was_printed_before(
+def test_figures_are_printed_even_if_they_cannot_be_written(
     folder: RunFolder, played: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.checkpoints = SimpleNamespace(all=lambda: [SimpleNamespace(step=9)])

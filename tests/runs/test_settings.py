@@ -54,13 +54,13 @@ def test_differences_worked_by_hand() -> None:
         ("", "must be a mapping", ""),
     ],
 )
-def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
+def test_mistakes_are_named(text: str, what: str, fix: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         read_config_text(text)
     assert fix in caught.value.fix
 
 
-def test_what_is_printed_explains_each_setting_and_reads_back() -> None:
+def test_the_printed_config_explains_each_setting_and_reads_back() -> None:
     config = replace(recipe("number_line"), goal=f"a goal in {'many ' * 36}words")
     text = commented(config_text(config), config)
     assert "\nsteps: 10240  # Env steps of the run\n" in text

@@ -139,7 +139,7 @@ def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder
         (0.6, {}, "", ()),
     ],
 )  # fmt: skip
-def test_labels_that_end_below_the_true_reward_are_told_what_to_change_first(
+def test_a_run_that_ends_below_the_true_reward_gets_advice(
     folder: RunFolder,
     config: RunConfig,
     true: float | None,
@@ -210,7 +210,7 @@ def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: Run
     assert write_plots(folder, config.title)
 
 
-def test_the_worst_evaluation_after_the_start_is_told_beside_the_last_one() -> None:
+def test_the_worst_evaluation_after_the_start_is_shown_beside_the_last_one() -> None:
     """By hand: the start counts as no dip, and greedy and sampled play may be worst at different times."""
     played = [(0, "0.1", "0.0"), (10, "0.9", "0.4"), (20, "0.3", "0.8"), (30, "1.0", "0.9")]
     rows = [

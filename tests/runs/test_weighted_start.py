@@ -46,7 +46,7 @@ def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["preference", "condition"])  # all of them: test_sft_job.py
-def test_a_run_learns_from_what_was_labelled(
+def test_a_run_learns_from_labelled_episodes(
     local_ray: None, labelled: tuple[str, Path], tmp_path: Path, weighting: str
 ) -> None:
     task, folder = labelled

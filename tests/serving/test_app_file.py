@@ -28,7 +28,7 @@ def write(tmp_path):
     return write
 
 
-def test_a_file_says_what_is_started_and_where(write):
+def test_a_file_defines_the_apps_and_their_places(write):
     file = read_app_file(write(SMALL))
     assert (file.name, file.about, file.gateway_app) == ("small", "About it.", "a-http")
     assert file.url == "http://127.0.0.1:9000"
@@ -81,7 +81,7 @@ def test_the_files_are_those_that_the_docs_name():
         ("name: a,", "name: [a],", "small.yaml: applications.0.name: Input should be a valid string"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(write, old, new, reason):
+def test_mistakes_in_a_file_are_named(write, old, new, reason):
     with pytest.raises(UsageError, match=reason):
         read_app_file(write(SMALL.replace(old, new)))
 

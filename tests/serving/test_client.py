@@ -69,7 +69,7 @@ def test_ten_queries_are_three_requests_of_one_call(ask):
     assert {request.key.partition(":")[0] for request in handle.requests} == {handle.requests[0].key.partition(":")[0]}
 
 
-def test_answers_are_told_as_they_come_and_stand_when_a_later_one_is_refused(ask):
+def test_answers_arrive_one_by_one_and_survive_a_later_refusal(ask):
     spent = JudgeUnavailable("the budget is spent")
     spent.is_final = True
     told: list[int] = []
@@ -152,7 +152,7 @@ def test_a_full_queue_is_no_failure_until_it_stays_full(ask):
     assert "--serve.num-replicas" in caught.value.fix
 
 
-def test_nobody_waits_for_an_answer_when_the_run_is_over(ask):
+def test_the_end_of_a_run_stops_waiting_for_answers(ask):
     def silent(request: Request, number: int) -> Exception:
         judge.close()  # while it waits
         return TimeoutError()

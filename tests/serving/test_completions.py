@@ -77,7 +77,7 @@ def test_the_goal_is_a_line_of_a_longer_prompt_or_a_field_of_the_body(edge: Edge
         assert edge.judge.clips[0].goal == goal
 
 
-def test_openais_client_asks_and_is_told_what_cannot_be_had(edge: Edge) -> None:
+def test_openais_client_asks_and_gets_clear_errors(edge: Edge) -> None:
     with edge.listening() as url, openai.OpenAI(base_url=f"{url}/v1", api_key=edge.token, max_retries=0) as client:
         models = [model.id for model in client.models.list()]
         assert models == [
@@ -109,7 +109,7 @@ def test_openais_client_asks_and_is_told_what_cannot_be_had(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(Status.INVALID, 502), (Status.FAILED, 503)])
-def test_what_the_judge_could_not_say_is_an_error_or_unclear_and_never_a_number(tmp_path, status, code) -> None:
+def test_a_missing_answer_is_an_error_or_unclear_and_never_a_number(tmp_path, status, code) -> None:
     edge = Edge(tmp_path, judge=Silent(status))
     for form in ("percent", "grade"):
         answer = ask(edge, f"fake#{form}", message(9))

@@ -15,7 +15,7 @@ from rlvlm.vlms.config import EngineConfig
 ALONE = {"colocated": True, "num_gpus": 0.5, "backend": "vllm"}
 
 
-def test_the_dashboard_names_a_judge_by_what_it_is() -> None:
+def test_the_dashboard_names_each_judge() -> None:
     def name(judge: JudgeConfig) -> str:
         return bind_judge(judge, PlacementConfig())._bound_deployment.name
 

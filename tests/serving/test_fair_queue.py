@@ -89,7 +89,7 @@ def test_a_flood_of_ten_to_one_leaves_the_other_half(make: Callable[[Model], Fai
     run(test)
 
 
-def test_who_was_away_has_saved_up_nothing() -> None:
+def test_an_idle_caller_saves_up_no_share() -> None:
     async def test(model: Model) -> None:
         queue = in_batches(model, 1)
         await asyncio.gather(*(put(queue, 1, run="early") for _ in range(5)))
@@ -148,7 +148,7 @@ def test_a_request_sent_twice_is_computed_once(make: Callable[[Model], FairQueue
     run(test)
 
 
-def test_who_asks_again_joins_the_batch_that_everybody_left_at_work() -> None:
+def test_a_repeated_question_joins_the_abandoned_batch_in_progress() -> None:
     async def test(model: Model) -> None:
         queue, model.is_open = in_batches(model), False
         first = put(queue, 1, 2, key="k")
@@ -162,7 +162,7 @@ def test_who_asks_again_joins_the_batch_that_everybody_left_at_work() -> None:
     run(test)
 
 
-def test_what_everybody_left_is_dropped_before_its_turn_and_cancelled_at_work_where_it_can_be() -> None:
+def test_abandoned_work_is_dropped_or_cancelled() -> None:
     async def test(model: Model) -> None:
         queue, model.is_open = in_batches(model, 1), False
         busy = put(queue, 1)

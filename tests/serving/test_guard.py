@@ -104,7 +104,7 @@ def test_health_is_open_and_says_nothing():
         ({b"transfer-encoding": b"chunked", b"content-type": b"multipart/form-data"}, 415, "content_type"),
     ],
 )
-def test_what_the_headers_promise_is_refused_unread(headers, status, code):
+def test_a_body_that_is_too_long_by_its_header_is_refused_unread(headers, status, code):
     got, body, _, num_read = ask(guard(), parts(b"{}"), *headers.items())
     assert (got, json.loads(body)["error"]["code"], num_read) == (status, code, 0)
 
@@ -164,7 +164,7 @@ def test_a_late_body_is_the_servers_fault_where_it_is_busy_and_the_callers_where
     asyncio.run(test())
 
 
-def test_a_caller_who_leaves_gets_nothing_and_holds_nothing():
+def test_a_disconnected_caller_holds_nothing():
     watched = guard()
     assert ask(watched, [*parts(b"x", b"y")[:1], {"type": "http.disconnect"}])[0] is None
     assert watched._held_bytes == 0
@@ -213,7 +213,7 @@ def test_malformed_and_deep_json_break_no_parser(edge, goal, statuses):
     assert answer.json()["error"]["code"] == ("json" if answer.status_code == 400 else "field")
 
 
-def test_what_breaks_the_app_is_told_without_its_cause(tmp_path):
+def test_an_internal_error_is_reported_without_its_cause(tmp_path):
     class Broken(FakeClient):
         async def compare(self, queries):
             raise RuntimeError("the key is hunter2")

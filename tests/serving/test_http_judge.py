@@ -104,7 +104,7 @@ def test_a_refused_question_costs_no_other_callers_answer(edge: Edge) -> None:
             judge.score([grey(13)], GOAL)
 
 
-def test_what_a_judge_could_not_say_is_no_number(tmp_path: Path) -> None:
+def test_a_missing_answer_is_no_number(tmp_path: Path) -> None:
     class Mumbling(FakeClient):
         async def score(self, clips):
             return [Score(status=Status.INVALID, value=None, stamp=self.judge.stamp, text="hm") for _ in clips]

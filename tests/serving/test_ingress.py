@@ -181,7 +181,7 @@ def test_uploaded_frames_are_thinned_and_made_smaller(edge):
         ("/generate", {"messages": [{"role": "user", "content": [{"type": "video", "video": "x"}]}]}, "field"),
     ],
 )
-def test_what_breaks_a_rule_is_refused_by_name(edge, path, change, code):
+def test_invalid_requests_are_refused_by_the_field(edge, path, change, code):
     body = ({} if path == "/generate" else {"task_text": "open it", "frames": [LIGHT]}) | change
     answer = edge.post(path, body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, code), answer.text
@@ -292,7 +292,7 @@ def test_a_temperature_that_no_model_can_sample_with_is_refused(edge, temperatur
     )
 
 
-def test_health_tells_who_answers_and_who_does_not_yet(tmp_path):
+def test_health_lists_ready_and_deploying_judges(tmp_path):
     ready = []
 
     async def names():

@@ -109,7 +109,7 @@ def test_an_outage_travels_as_a_value(judge, error):
     assert outcome is error
 
 
-def test_other_callers_are_refused_what_the_pocket_judge_was_not_trained_on(judge):
+def test_the_pocket_judge_refuses_unknown_tasks_from_other_callers(judge):
     coffee = [Query(goal="make coffee", left=query.left, right=query.right) for query in make_queries(2)]
     refused = asyncio.run(make_replica(judge).compare(coffee))
     assert isinstance(refused, UnsupportedQuestion) and "make coffee" in str(refused)

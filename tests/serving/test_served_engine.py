@@ -239,7 +239,7 @@ def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(
     assert [answer.version for answer in receipt.answers] == [1] and receipt.sync_error <= 1e-6
 
 
-def test_one_that_dies_in_the_middle_of_a_sync_holds_nobody_up_and_comes_back_with_all_of_it(
+def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_new_weights(
     app: str, folder: Path, tmp_path: Path
 ) -> None:
     engine, policy = engine_of(app, folder)
@@ -368,7 +368,7 @@ def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str,
     assert found[0] == found[1]
 
 
-def test_one_that_sleeps_answers_when_it_is_its_turn_again_also_when_it_was_lost(sleepers: str, folder: Path) -> None:
+def test_a_sleeping_replica_answers_once_it_is_woken_even_if_it_was_killed(sleepers: str, folder: Path) -> None:
     engine, policy = engine_of(sleepers, folder, COLOCATED)
     own = ids_of(PolicyEngine(policy).reply(*requests(8), max_new_tokens=6))
     engine.use(engine.pack(1))
@@ -393,7 +393,7 @@ def fails_to_load(config: PolicyConfig, num_actions: int) -> VLMPolicy:
     raise ValueError("the card is full")
 
 
-def test_one_that_cannot_load_at_its_turn_says_why(served: None, folder: Path) -> None:
+def test_a_replica_that_cannot_wake_says_why(served: None, folder: Path) -> None:
     placement = replace(COLOCATED, num_replicas=1).placement
     with running_policy(PolicyConfig(), 0, placement, "turns", 8, fails_to_load, shares_gpus=True) as app:
         engine, _ = engine_of(app, folder, COLOCATED)

@@ -209,7 +209,7 @@ def test_each_run_of_visual_tokens_becomes_one() -> None:
     assert collapsed([1, 7, 7, 7, 2, 2, 7, 3], 7) == [1, 7, 2, 2, 7, 3]
 
 
-def test_what_vllm_cannot_be_given_is_refused_with_the_setting() -> None:
+def test_settings_that_vllm_lacks_are_refused() -> None:
     check_policy(LORA)
     check_policy(PolicyConfig())
     with pytest.raises(UsageError, match="action head"):

@@ -83,7 +83,7 @@ def test_it_keeps_the_contract(judge):
     check_judge(judge)
 
 
-def test_who_leaves_takes_the_request_along(tmp_path):
+def test_a_disconnected_caller_cancels_its_request(tmp_path):
     """In vLLM's own Python: a reply that would go on for ever ends with who awaits it, and the next one is quick."""
     script = tmp_path / "leave.py"
     script.write_text(LEAVING)

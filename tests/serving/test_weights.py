@@ -109,7 +109,7 @@ def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_vllm_is_sent_what_it_computes_in_and_an_adapter_once(
+def test_vllm_gets_weights_in_its_own_precision_and_an_adapter_once(
     learns: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = PolicyConfig(
@@ -216,7 +216,7 @@ def test_a_caller_that_gives_up_during_a_sync_ends_neither_the_sync_nor_the_repl
 
 
 @pytest.mark.parametrize("adapter", ["", "{}"])
-def test_what_began_under_an_older_version_ends_before_its_weights_leave(
+def test_old_weights_stay_until_their_requests_end(
     adapter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     weights = replace(packed(), version=3, adapter=adapter)

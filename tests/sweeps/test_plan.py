@@ -102,7 +102,7 @@ def test_budgets_are_equal_or_refused() -> None:
         ({"env.num_envs": 0}, "source odd on drawer_open: env.num_envs must be >= 1", ""),
     ],
 )
-def test_a_wrong_setting_is_told_with_its_source(settings: dict[str, object], told: str, fix: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_source(settings: dict[str, object], told: str, fix: str) -> None:
     sweep = replace(
         SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, budget=BudgetConfig(steps=100)
     )
@@ -182,7 +182,7 @@ def test_a_small_file_is_read() -> None:
         (SMALL.replace("title: Oracle, ", ""), "sources.oracle.title is missing", ""),
     ],
 )
-def test_what_is_wrong_is_named(text: str, what: str, fix: str) -> None:
+def test_mistakes_are_named(text: str, what: str, fix: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         from_yaml(SweepConfig, text)
     assert fix in caught.value.fix
@@ -195,9 +195,7 @@ def test_the_ready_sweeps_can_be_planned(file: Path) -> None:
     assert file.read_text().startswith("# ")  # says what it compares
 
 
-def test_a_name_is_that_of_a_ready_sweep_or_is_told_with_those_that_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_sweep_is_refused_with_the_ready_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert READY
     (tmp_path / READY[0].stem).mkdir()  # of `rlvlm sweep NAME --out NAME`
     monkeypatch.chdir(tmp_path)

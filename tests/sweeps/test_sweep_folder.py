@@ -40,7 +40,7 @@ def begin(path: Path, plan: TrialPlan, *rows: tuple[int, float], reason: str = "
         run.write_summary({"exit_reason": reason})
 
 
-def test_what_has_become_of_the_runs_is_read_from_their_folders(tmp_path: Path) -> None:
+def test_the_state_of_the_runs_is_read_from_their_folders(tmp_path: Path) -> None:
     folder, told = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(0, 1, 2, 3)))
     done, flat, killed, _ = plans = expand(folder.config())
     assert told == [] and find_sweep(tmp_path / "s") is not None and find_sweep(tmp_path) is None

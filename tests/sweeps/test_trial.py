@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> RunFolder:
         (RuntimeError("a bug"), "RunError"),
     ],
 )
-def test_what_broke_is_not_saved(folder: RunFolder, failure: Exception, reason: str) -> None:
+def test_a_broken_run_is_not_saved(folder: RunFolder, failure: Exception, reason: str) -> None:
     """Else the next try would begin with the weights that broke."""
     training = BrokenTraining(failure)
     trial = make_trial(folder, training)
@@ -65,7 +65,7 @@ def test_what_broke_is_not_saved(folder: RunFolder, failure: Exception, reason: 
     assert training.done == [reason]
 
 
-def test_what_is_stopped_half_way_is_saved_once(folder: RunFolder) -> None:
+def test_a_stopped_run_is_saved_once(folder: RunFolder) -> None:
     training = BrokenTraining(RuntimeError())
     make_trial(folder, training).cleanup()
     assert training.done == ["saved", "stopped"]

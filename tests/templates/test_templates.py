@@ -11,7 +11,7 @@ EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(2)>"
 ROUTES = {"title": "t", "paths": {}, "schemas": {}, "type_name": str}
 
 
-def test_whatever_a_page_is_given_stays_text() -> None:
+def test_values_on_a_page_stay_text() -> None:
     api = {EVIL: {EVIL: {"description": EVIL, "responses": {}}}}
     page = render("routes.html.j2", **{**ROUTES, "title": EVIL, "paths": api})
     assert "<script" not in page and "<img" not in page and page.count("</style>") == 1

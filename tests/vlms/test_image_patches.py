@@ -81,7 +81,7 @@ def test_a_patch_product_by_hand() -> None:
     assert flatten_patch_embedding(model) == 0
 
 
-def test_every_family_computes_what_it_did(tiny_vlms) -> None:
+def test_the_patches_of_every_family_are_unchanged(tiny_vlms) -> None:
     generator = torch.Generator().manual_seed(0)
     for folder in tiny_vlms.values():
         vision = load_vlm(VLMConfig(model=str(folder))).model.model.visual

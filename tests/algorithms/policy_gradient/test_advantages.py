@@ -175,7 +175,7 @@ def test_scores_are_compared_within_their_key_and_in_no_unit() -> None:
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo"])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_equal_episodes_teach_exactly_nothing_whatever_their_value_and_order(name: str, scaled: bool) -> None:
+def test_equal_episodes_teach_exactly_nothing(name: str, scaled: bool) -> None:
     rng, config = np.random.default_rng(0), AdvantageConfig(estimator=name, divide_by_std=scaled, gamma=1.0)
     for value in (*rng.normal(scale=10, size=20), 0.1, 1 / 3, 1e4, 16_777_217.0):
         parts = rng.normal(scale=abs(value), size=4).astype(np.float32)
@@ -206,7 +206,7 @@ def test_turns_are_compared_only_within_group_and_state() -> None:
     assert turns.tolist() == [[0.25, -0.25, 2.5], [0, 0, -2.5]]
 
 
-def test_what_each_turn_adds_to_a_growing_score_is_credited_to_it_and_whole_episodes_lose_it() -> None:
+def test_gains_of_a_growing_score_are_credited_to_their_turns() -> None:
     """A judge scores three episodes of one group so far after each turn; the third is over after its second turn.
 
     scores .2 .5 .9   rewards .2 .3 .4   returns to go .9 .7 .4
@@ -238,7 +238,7 @@ def test_what_each_turn_adds_to_a_growing_score_is_credited_to_it_and_whole_epis
         assert find_estimator(name).is_per_episode and not find_estimator(f"{name}_turns").is_per_episode
 
 
-def test_returns_do_not_hang_on_the_order_of_rewards_and_whitening_looks_only_where_it_is_told() -> None:
+def test_returns_do_not_depend_on_the_order_of_rewards_and_whitening_uses_only_its_mask() -> None:
     rewards = torch.tensor([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]])
     assert len(set(episode_returns(rewards).tolist())) == 1
     white = whiten(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
@@ -282,7 +282,7 @@ def bare(played, config):
 """
 
 
-def test_what_is_wrong_with_an_estimator_of_ones_own_is_said(tmp_path: Path) -> None:
+def test_mistakes_in_a_users_estimator_are_named(tmp_path: Path) -> None:
     file = tmp_path / "own_estimators.py"
     file.write_text(OWN)
     played = rollout(is_compared=True)

@@ -104,7 +104,7 @@ def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) 
         assert np.array_equal(one.snapshots, other.snapshots)
 
 
-def test_a_collected_folder_teaches_what_the_run_would_have_shown_itself(build: Build, tmp_path: Path) -> None:
+def test_a_collected_folder_teaches_the_same_as_the_runs_own_demonstrations(build: Build, tmp_path: Path) -> None:
     env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
     form = asdict(form_of(env))
     settings = asdict(ChunkEnvConfig(episode_steps=40))
@@ -329,7 +329,7 @@ def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytes
     assert report[metrics.TRAIN_EPISODE_SUCCESS] == pytest.approx(np.mean([one.is_success for one in played]))
 
 
-def test_noise_is_measured_where_somebody_scores_known_episodes() -> None:
+def test_noise_is_measured_where_a_judge_scores_known_episodes() -> None:
     measured = chunk_defaults(advantage=AdvantageConfig(estimator="grpo", scorer_noise="measured"))
     config = (
         PolicyGradientAlgorithmConfig(algo=chunk_defaults())

@@ -38,7 +38,7 @@ def rolled(seed: int, count: int = 40) -> list[TokenEpisode]:
 
 
 @pytest.mark.slow
-def test_what_is_expected_changes_with_the_chunk_that_decides() -> None:
+def test_the_expected_return_changes_with_the_decisive_chunk() -> None:
     trained = critic()
     assert trained.fill(rolled(0)) == [] == trained.fill([])  # nothing can be expected yet
     for seed in range(1, 6):

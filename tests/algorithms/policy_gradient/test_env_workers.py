@@ -44,7 +44,7 @@ def pid_of(worker: Any) -> int:
     return ray.get(worker.__ray_call__.remote(lambda self: os.getpid()))
 
 
-def test_workers_step_and_draw_what_envs_of_this_process_do(workers: list[Any]) -> None:
+def test_workers_step_and_draw_as_envs_in_process(workers: list[Any]) -> None:
     local = make_env("push_block", SETTINGS, 0)
     seen: dict[bytes, Any] = {}
     envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: seen.update(zip(keys, images, strict=True)))

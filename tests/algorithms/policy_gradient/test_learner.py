@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_finite_is_named_and_its_metrics_are_means(monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable")
-def test_episodes_may_lie_in_memory_that_nobody_may_write() -> None:
+def test_episodes_may_lie_in_read_only_memory() -> None:
     """As those that came through Ray's object store."""
     learner, runner = make()
     update = sample(learner, runner)
@@ -111,7 +111,7 @@ def test_episodes_may_lie_in_memory_that_nobody_may_write() -> None:
 
 
 @pytest.mark.slow
-def test_an_update_makes_what_did_well_more_likely() -> None:
+def test_an_update_makes_good_replies_more_likely() -> None:
     learner, runner = make(lr=1e-3)
     update = sample(learner, runner)
     before = log_prob_of_good_tokens(learner, update)
@@ -187,7 +187,7 @@ def test_an_update_of_few_groups_moves_the_policy_less() -> None:
 
 
 @pytest.mark.slow
-def test_the_step_size_falls_over_the_run_and_what_it_aims_at_with_its_square() -> None:
+def test_the_step_size_falls_over_the_run_and_its_target_with_its_square() -> None:
     rates = []
     for progress in (0.0, 0.5, 1.0, 2.0):
         learner, runner = make(lr=1e-4, min_lr_ratio=0.2)

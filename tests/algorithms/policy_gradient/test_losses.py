@@ -211,7 +211,7 @@ def test_a_gain_by_hand_in_which_no_token_decides_alone() -> None:
 @pytest.mark.parametrize(
     ("gains", "kept"), [([1, 3], 0.75), ([-1, 1], 0), ([-2, -2.1], 0), ([0, 0, 0], 0), ([1, 1, 1], 1), ([-5], 1)]
 )
-def test_what_is_kept_by_hand(gains: list[float], kept: float) -> None:
+def test_the_james_stein_share_by_hand(gains: list[float], kept: float) -> None:
     # Gains 1 and 3: mean 2, standard error 1, so a quarter may be chance; one gain alone says nothing.
     assert james_stein_share(torch.tensor(gains, dtype=torch.float32)) == pytest.approx(kept)
 

@@ -57,7 +57,7 @@ def test_a_small_model_by_hand() -> None:
     assert by_tokens.update == 700 * 70
 
 
-def test_what_comes_and_goes_by_hand() -> None:
+def test_temporary_memory_by_hand() -> None:
     algo = PolicyGradientConfig(num_envs=4, minibatch_turns=8, microbatch_turns=2, max_reply_tokens=10)
     work = Workload(prompt_tokens=30, sft_rows=5, is_sampled=True)
     found = plan(SIZE, FULL, algo, on_gpu=True, workload=work)
@@ -82,7 +82,7 @@ def test_what_comes_and_goes_by_hand() -> None:
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_what_is_counted_without_memory_is_what_a_pass_keeps(tmp_path: Path, learns: Any, recomputes: bool) -> None:
+def test_the_dry_count_is_the_memory_of_a_real_pass(tmp_path: Path, learns: Any, recomputes: bool) -> None:
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
     policy = PolicyConfig(model=str(tmp_path), learns=learns, device="cpu", recompute=recomputes)
     counted = size_of(policy, tmp_path).activations("float32", "float32")
@@ -119,14 +119,14 @@ def test_weights_are_those_of_models_in_memory(tmp_path: Path, learns: Any) -> N
 
 
 @pytest.mark.slow
-def test_a_block_keeps_what_the_rule_says() -> None:
+def test_a_block_keeps_the_tensors_of_the_rule() -> None:
     width = WIDTHS["qwen2.5-vl-3b"]
     rule = 4 * (4 * width["intermediate_size"] + 8.3 * width["hidden_size"])
     assert bytes_per_token_and_layer("qwen2.5-vl-3b", recompute=False, tokens=64) == pytest.approx(rule, rel=0.02)
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_told_what_to_change(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_names_the_settings_to_change(tmp_path: Path) -> None:
     folder = write_config("qwen2.5-vl-7b", tmp_path / "7b")
     policy = PolicyConfig(model=str(folder), learns="all")
     size = size_of(policy, folder)

@@ -34,7 +34,7 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
 
 
 @pytest.mark.slow
-def test_an_episode_does_not_depend_on_what_is_played_beside_it(tmp_path: Path):
+def test_an_episode_does_not_depend_on_its_neighbours(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=6, temperature=1.0)
     together = play_turns(actor, make_slot, [5, 6, 7], 3, greedy=False)
     alone = play_turns(actor, make_slot, [7], 1, greedy=False)
@@ -57,7 +57,7 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     assert evaluation.metrics[metrics.EVAL_REPLY_TOKENS] == 4
 
 
-def test_who_stands_still_worked_by_hand(tmp_path: Path):
+def test_standing_still_by_hand(tmp_path: Path):
     """On the line from 0 to 5 a minus at 0 changes nothing: who goes on with it stands still, who goes up does not."""
 
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=2, temperature=1.0)
@@ -78,7 +78,7 @@ def test_who_stands_still_worked_by_hand(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_counts_who_reached_a_milestone_at_any_turn(tmp_path: Path):
+def test_an_evaluation_counts_milestones_of_any_turn(tmp_path: Path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
     slot = make_slot()
     begun = [0.0] * 4

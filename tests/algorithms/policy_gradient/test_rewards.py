@@ -195,7 +195,7 @@ def test_a_growing_clip_without_sense_is_refused(settings: dict[str, Any], words
         TurnRewardConfig(**{"source": "judged", "clip": "growing"} | settings)
 
 
-def test_a_reply_that_nobody_can_read_is_not_shown_to_the_judge() -> None:
+def test_an_unreadable_reply_is_not_shown_to_the_judge() -> None:
     scorer = Distance()
     labeller = RewardLabeller(TurnRewardConfig(source="judged", unreadable=-0.8), scorer)
     assert labelled(labeller, play([(3, 5)], 2, unreadable=0)) == [[pytest.approx(-0.8), 0.5]]
@@ -306,7 +306,7 @@ def test_the_judge_sees_the_first_and_the_last_moment_and_the_instruction() -> N
     assert flip_if_configured(frames, ChunkRewardConfig(flip_images=True))[0, 0, :, 0].tolist() == [9, 6, 3, 0]
 
 
-def test_a_judge_is_not_blamed_for_what_was_undone() -> None:
+def test_undone_successes_are_no_errors_of_the_judge() -> None:
     undone = [whole(steps, success=True, success_lost=True) for steps in (12, 11)]
     labeller, _ = judged([0.1, 0.9, 0.9, 0.2])
     score(labeller, [*undone, whole(10, success=True), whole(9)])
@@ -403,7 +403,7 @@ def test_one_rollout_may_be_labelled_while_the_next_is_looked_at() -> None:
     assert [one.rewards[0] for one in labeller.label(second, 0)] == pytest.approx([0.2, 0.3])
 
 
-def test_one_thread_asks_and_nobody_waits_for_controls() -> None:
+def test_one_thread_asks_and_controls_delay_no_labels() -> None:
     """A control's chance hangs on the order of questions, so that no second thread may come in between."""
     threads, may_go_on = set[int](), threading.Event()
 

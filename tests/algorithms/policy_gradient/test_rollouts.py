@@ -112,7 +112,7 @@ def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() 
         assert np.abs(found.detach().numpy() - np.stack(one.log_probs)).max() < 1e-4
 
 
-def test_what_was_looked_at_is_not_drawn_again() -> None:
+def test_known_images_are_not_drawn_again() -> None:
     net, one = policy(), env()
     drawn: list[int] = []
     draw = one.draw
@@ -147,7 +147,7 @@ def test_with_shared_draws_a_chunk_leans_to_one_side() -> None:
 
 
 @pytest.mark.slow
-def test_imitation_learns_what_the_script_shows() -> None:
+def test_imitation_learns_from_the_script() -> None:
     one, net = env(32), policy()
     config = ChunkSFTConfig(episodes=6, updates=60, batch_size=16, label_width=0.0)
     shown = demonstrate(one, config, 0)
@@ -160,7 +160,7 @@ def test_imitation_learns_what_the_script_shows() -> None:
     assert after < 0.8 * before
 
 
-def test_what_led_the_script_astray_is_not_learned_from() -> None:
+def test_perturbing_actions_are_not_learned_from() -> None:
     perturbation = Perturbation(p_perturb=0.4)
     records = list(play_episodes(env(64), perturbation, "", wanted=5, seed=3))
     won = [record.arrays for record in records if record.success]
@@ -188,7 +188,7 @@ class HalfScripted(PushBlock):
         return super().scripted_chunk(noise, rng) if self._is_scripted else None  # pyright: ignore[reportReturnType]
 
 
-def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
+def test_a_task_without_a_script_is_reported_and_not_demonstrated() -> None:
     one, told = HalfScripted(ChunkEnvConfig(episode_steps=32), seed=0), []
     shown = demonstrate(one, ChunkSFTConfig(episodes=6), 0, told.append)
     assert shown.num_episodes == 6
@@ -200,7 +200,7 @@ def test_what_has_no_script_is_not_demonstrated_and_told() -> None:
         demonstrate(one, ChunkSFTConfig(episodes=6), 0)
 
 
-def test_a_script_that_only_fails_is_told_soon() -> None:
+def test_a_script_that_only_fails_is_reported_soon() -> None:
     one = PushBlock(ChunkEnvConfig(episode_steps=8), seed=0)  # too short for anything
     with pytest.raises(UsageError, match="succeeded in 0 of 20 episodes"):
         demonstrate(one, ChunkSFTConfig(episodes=1_000), 0)
@@ -219,7 +219,7 @@ def test_a_player_plays_the_same_states_again() -> None:
     assert len(first[0].snapshots) == len(first[0].env_rewards) == len(first[0].captions)
 
 
-def test_a_player_samples_what_rollouts_explore() -> None:
+def test_a_player_samples_as_rollouts_do() -> None:
     still = ActionScale(low=(-1.0, -1.0, -0.1, 0, 0, 0, 0), high=(1.0, 1.0, 0.1, 0, 0, 0, 1.0), scaled=SCALE.scaled)
     net = policy()
     net.scale = still

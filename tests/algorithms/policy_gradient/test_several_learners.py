@@ -94,7 +94,7 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
         torch.testing.assert_close(ends[2][name], value, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_who_has_the_cards_does_the_supervised_start_with_its_bounds(
+def test_the_learners_with_gpus_do_the_supervised_start_within_its_bounds(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A card in name: what counts is that Ray gave it to the learner, and that the run's own process only waits."""
@@ -113,7 +113,7 @@ def test_who_has_the_cards_does_the_supervised_start_with_its_bounds(
         assert there.report()[name] == pytest.approx(here.report()[name], rel=1e-6), name
 
 
-def test_what_one_learner_meets_is_told_and_ends_them_all(two: Any) -> None:
+def test_an_error_of_one_learner_is_reported_and_ends_them_all(two: Any) -> None:
     def poison(learner: Any) -> None:
         if torch.distributed.get_rank() == 1:  # only its share of the loss is not finite
             learner.policy.value_head[-1].bias.data.fill_(torch.nan)
@@ -123,7 +123,7 @@ def test_what_one_learner_meets_is_told_and_ends_them_all(two: Any) -> None:
         two.learners.call_all("learn", two.source.next(), 0.0)
 
 
-def test_what_cannot_work_is_refused(make: Any) -> None:
+def test_impossible_settings_of_learners_are_refused(make: Any) -> None:
     with pytest.raises(MachineError, match="100 learners ask for 100 CPU"):
         make(num_learners=100, minibatch_turns=100)
     with pytest.raises(MachineError, match="2 learners ask for 2 GPU"):

@@ -319,7 +319,7 @@ def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path
     assert len(moved) > 10
 
 
-def test_what_cannot_be_shared_out_is_refused() -> None:
+def test_a_policy_that_cannot_be_sharded_is_refused() -> None:
     for count, gpus in ((2, 0.5), (2, 2.0), (1, 1.5)):
         with pytest.raises(ValueError, match="gpus_per_learner must be 1"):
             PolicyGradientConfig(num_learners=count, gpus_per_learner=gpus)

@@ -242,7 +242,9 @@ def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pays", "updates", "least", "most"), [("an action", 2, 0.8, 1.0), ("a die", 6, 0.0, 0.3)])
-def test_of_an_update_only_what_is_no_chance_is_kept(make: Any, pays: str, updates: int, least: float, most: float):
+def test_only_the_part_of_an_update_beyond_chance_is_kept(
+    make: Any, pays: str, updates: int, least: float, most: float
+):
     algorithm = make(
         {"advantage": AdvantageConfig(gamma=0.0)}, {"head": "actions"}, num_envs=16, rollout_turns=64, minibatch_turns=8
     )
@@ -287,7 +289,7 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
     assert_equal_weights(weights(resumed), weights(algorithm))
 
 
-def test_a_run_begins_from_what_was_taught_before(make: Any, tmp_path: Path):
+def test_a_run_starts_from_an_earlier_supervised_policy(make: Any, tmp_path: Path):
     taught = make()
     taught.train()
     taught.save_checkpoint(str(tmp_path / "algorithm"))
@@ -393,7 +395,7 @@ def own_engine(policy: Any, *_: Any) -> OwnEngine:
 
 
 @pytest.mark.parametrize("correction", ["none", "token"])
-def test_what_is_carried_over_is_learned_from_as_the_oracle_says(make: Any, tmp_path: Path, correction: Any) -> None:
+def test_carried_over_replies_are_learned_from_as_by_the_oracle(make: Any, tmp_path: Path, correction: Any) -> None:
     """The loss of turns, some of which older weights drew than others, number by number from what was kept of each."""
     loss = LossConfig(correction=correction)
     algorithm = make({"rollout": "asynchronous", "staleness": 1, "loss": loss}, make_engine=own_engine)
@@ -467,7 +469,7 @@ def rounded_engine(policy: Any, *_: Any) -> RoundedEngine:
     return RoundedEngine(policy)
 
 
-def test_what_another_engine_sampled_is_corrected_and_the_difference_reported(
+def test_samples_of_another_engine_are_corrected_and_the_difference_is_reported(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, corrected = (

@@ -146,7 +146,7 @@ def exploring(**exploration):
     return StepRewardConfig(teacher="oracle", model="state", exploration=ExplorationConfig(**exploration))
 
 
-def test_what_is_trained_on_is_the_mean_of_the_members_and_a_falling_share_of_their_spread(build):
+def test_the_reward_is_the_members_mean_and_a_falling_share_of_their_spread(build):
     algorithm = train(build(exploring(bonus="disagreement", weight=0.5, decay=0.01)), 2)
     learner, schedule = algorithm.learner, algorithm.reward_switch
     assert schedule.bonus is None and not learner.replay.bonuses.any()

@@ -133,7 +133,7 @@ def test_restarted_critics_forget_and_everything_else_stays():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bonus_weight", [0.0, 2.0])
-def test_calibrated_critics_start_at_what_the_mean_reward_is_worth(bonus_weight):
+def test_calibrated_critics_start_at_the_value_of_the_mean_reward(bonus_weight):
     learner = make_learner(gamma=0.9, is_calibrated=True)
     transitions = random_transitions(200)
     learner.replay.add(transitions, transitions.env_rewards - 7, np.full(200, -4.0, np.float32))

@@ -22,7 +22,7 @@ def test_the_sixth_row_of_a_replay_of_four_takes_the_second_place():
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 1024, 1500, 5000])
-def test_it_holds_the_newest_rows_in_ring_order_whatever_the_chunks(capacity):
+def test_it_holds_the_newest_rows_in_ring_order_for_any_chunks(capacity):
     rng, replay, total = np.random.default_rng(capacity), Replay(capacity), 0
     while total < 3 * capacity:
         count = int(rng.integers(1, max(2, min(capacity, 600))))

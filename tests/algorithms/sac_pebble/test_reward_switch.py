@@ -51,7 +51,7 @@ def transitions_of(seen: Trajectory) -> Transitions:
 
 
 @pytest.mark.slow
-def test_novelty_goes_on_until_labels_were_foretold_and_a_coin_is_never_trusted() -> None:
+def test_novelty_lasts_until_labels_are_predicted_and_a_coin_is_never_trusted() -> None:
     honest, coin = switch_of("progress"), switch_of("random")
     told = honest.hold_session(10)
     assert told[metrics.REWARD_IS_TRUSTED] == 1 and honest.learned is honest.source
@@ -65,7 +65,7 @@ def test_novelty_goes_on_until_labels_were_foretold_and_a_coin_is_never_trusted(
 
 
 @pytest.mark.slow
-def test_a_switch_that_has_learned_goes_back_to_what_it_was_before() -> None:
+def test_a_restored_switch_is_as_it_was() -> None:
     for bonus in ("none", "novelty"):
         switch, fresh = (switch_of("progress", SMALL, bonus=bonus) for _ in range(2))
         before = switch.get_state()
@@ -82,14 +82,14 @@ def test_a_switch_that_has_learned_goes_back_to_what_it_was_before() -> None:
         assert switch.hold_session(10).keys() == fresh.hold_session(10).keys()
 
 
-def test_a_session_without_a_label_moves_nobody() -> None:
+def test_a_session_without_labels_changes_nothing() -> None:
     switch = switch_of("judge", SMALL, margin=255)  # every pair is a tie, and ties do not train
     told = switch.hold_session(10)
     assert told[metrics.QUERIES_NO_PREFERENCE] == 120 and metrics.REWARD_LOSS not in told
     assert switch.learned is None and isinstance(switch.source, NoveltyReward)
 
 
-def test_nobody_is_asked_at_the_end_of_the_run() -> None:
+def test_no_questions_are_asked_at_the_end_of_the_run() -> None:
     switch = switch_of("oracle", SMALL, total_steps=20)
     assert switch.is_feedback_due(10) and switch.steps_to_session(7) == 3
     switch.hold_session(10)
@@ -99,7 +99,7 @@ def test_nobody_is_asked_at_the_end_of_the_run() -> None:
     assert endless.is_feedback_due(20) and endless.steps_to_session(12) == 8
 
 
-def test_what_the_last_session_asked_ahead_still_trains() -> None:
+def test_questions_asked_ahead_by_the_last_session_still_train() -> None:
     ahead = FeedbackConfig(first_step=10, every_steps=10, queries=20, ahead=True)
     switch = switch_of("oracle", SMALL, feedback=ahead, total_steps=30)
     assert metrics.REWARD_LOSS not in switch.hold_session(10) and switch.learned is None

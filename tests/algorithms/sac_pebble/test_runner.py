@@ -28,7 +28,7 @@ def make_runner(seed=0, worker_index=0, start="fixed"):
     return runner
 
 
-def test_every_transition_is_what_the_env_does_even_at_the_end_of_an_episode():
+def test_every_transition_is_the_envs_even_at_the_end_of_an_episode():
     sample = make_runner().sample(num_steps=13, random_actions=True)
     flat, env = sample.transitions, TinyEnv(WORLD)
     for which in range(2):  # rows alternate between the two envs

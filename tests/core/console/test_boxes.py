@@ -47,7 +47,7 @@ def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys: py
     file.unlink()
 
 
-def test_a_full_disk_is_the_machines_fault_whoever_writes(
+def test_a_full_disk_is_a_machine_error_for_every_writer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write(name: str = "") -> int:
@@ -69,7 +69,7 @@ def test_a_full_disk_is_the_machines_fault_whoever_writes(
     assert guarded(lambda: 1 // 0) == 1 and "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_what_ends_well_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(lambda: 75) == 75
     assert guarded(raising(SystemExit(2))) == 2 and guarded(raising(SystemExit())) == 0
     assert guarded(raising(KeyboardInterrupt())) == 130
@@ -102,7 +102,7 @@ def unread(code: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("letters", [10, 1_000_000])
-def test_output_that_nobody_reads_on_is_no_crash(letters: int) -> None:
+def test_a_closed_pipe_is_no_crash(letters: int) -> None:
     child = f"""
 import sys
 from rlvlm.core.console.boxes import guarded
@@ -112,7 +112,7 @@ sys.exit(guarded(lambda: print("x" * {letters}) or 0))
     assert unread(child) == (141, b"")
 
 
-def test_what_a_command_does_after_its_table_is_done_though_nobody_reads_on(tmp_path: Path) -> None:
+def test_a_command_finishes_although_its_pipe_is_closed(tmp_path: Path) -> None:
     child = f"""
 import sys
 from rlvlm.core.console.boxes import guarded

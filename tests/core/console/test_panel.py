@@ -34,7 +34,7 @@ def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_what_is_not_known_yet_is_a_dash() -> None:
+def test_unknown_values_are_a_dash() -> None:
     stream = io.StringIO()
     with RunConsole(stream, "t", 100) as console:
         console.update({metrics.ENV_STEPS: 1}, is_due=True)

@@ -9,7 +9,7 @@ import pytest
 from rlvlm.core.console.quiet import quiet_output
 
 
-def test_everybody_is_sent_to_the_log_but_the_one_who_asks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_asker_writes_to_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "run.log"
     with quiet_output(log) as terminal:
         os.write(2, b"a C++ library warns\n")

@@ -16,7 +16,7 @@ class Picture(Screen):
         return Text("an image")
 
 
-def test_a_pipe_gets_lines_whatever_force_color_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_plain_lines_despite_force_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = io.StringIO()
     with Picture(stream, "a title") as screen:

@@ -20,7 +20,7 @@ def test_formulas_worked_by_hand() -> None:
 @pytest.mark.parametrize(
     "formula", ["", "2 4", "2 * * 3", "7 / / 2", "3 +", "( 3", "3 )", "( )", "3 ( 4 )", "- 3", "1 / ( 2 - 2 )", "3 = 3"]
 )
-def test_what_is_no_formula_has_no_value(formula: str) -> None:
+def test_a_malformed_formula_has_no_value(formula: str) -> None:
     assert value(formula.split()) is None
 
 

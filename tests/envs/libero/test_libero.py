@@ -324,14 +324,14 @@ assert os.environ["MUJOCO_GL"] in ("egl", "osmesa")
 
 
 @pytest.mark.slow
-def test_what_went_wrong_before_a_state_was_loaded_does_not_end_its_episode(env: LiberoEnv) -> None:
+def test_an_earlier_fault_does_not_end_the_episode_of_a_loaded_state(env: LiberoEnv) -> None:
     env.reset(options={"state_id": 3})
     env.scene.data.warning.number[:] = 1  # as after a script's rehearsal that MuJoCo had to start over
     assert not env.step(np.zeros((8, 7), np.float32))[3]
 
 
 @pytest.mark.slow
-def test_landmarks_are_the_hand_and_what_the_goals_name(env: LiberoEnv) -> None:
+def test_landmarks_are_the_hand_and_the_objects_of_the_goals(env: LiberoEnv) -> None:
     env.reset(options={"state_id": 3})
     env.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
     scene = env.scene
@@ -344,7 +344,7 @@ def test_landmarks_are_the_hand_and_what_the_goals_name(env: LiberoEnv) -> None:
 
 
 @pytest.mark.slow
-def test_scenes_that_nobody_played_have_the_arm_of_one_moment_among_the_things_of_another(env: LiberoEnv) -> None:
+def test_unplayed_scenes_mix_the_arm_of_one_moment_with_the_objects_of_another(env: LiberoEnv) -> None:
     starts = [env.reset(options={"state_id": number})[0].snapshots[0] for number in (3, 4)]
     env.step(np.tile(np.array([0.4, -0.2, -0.5, 0, 0, 0, OPEN], np.float32), (8, 1)))
     moments = np.tile(env.snapshot(), (2, 1))

@@ -52,7 +52,7 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     assert np.array_equal(suite.draw(both, 32)[0], alone.draw(one.snapshots, 32)[0])
 
 
-def test_scenes_that_nobody_played_are_of_the_tasks_of_their_starts(suite: LiberoSuite) -> None:
+def test_unplayed_scenes_belong_to_the_tasks_of_their_starts(suite: LiberoSuite) -> None:
     starts = np.concatenate([suite.reset(options={"state_id": number})[0].snapshots for number in (17, 8)])
     scenes = suite.augment_scenes(starts, starts, np.random.default_rng(0))
     assert scenes[:, 0].tolist() == [7, 8]

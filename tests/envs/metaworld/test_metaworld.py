@@ -283,7 +283,7 @@ def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(env
     assert (env.draw(moved[:1], 64) != visible.draw(moved[:1], 64)).mean() > 0.01
 
 
-def test_what_a_reset_moves_is_drawn_where_the_snapshot_says(env: MetaWorldEnv, soccer: MetaWorldEnv) -> None:
+def test_bodies_that_a_reset_moves_are_drawn_where_the_snapshot_says(env: MetaWorldEnv, soccer: MetaWorldEnv) -> None:
     snapshots = drawn_out(env, 0.0, 0.0)
     snapshots[1, DRAWER_X] = 0.1
     left, right = (centre(image, image[..., 1] > image[..., 0] + 30) for image in env.draw(snapshots, 64).astype(int))

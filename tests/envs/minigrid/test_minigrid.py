@@ -193,7 +193,7 @@ def test_a_mission_goes_on_from_wherever_somebody_else_has_led_it() -> None:
         assert not truncated
 
 
-def test_what_no_script_plays_says_so() -> None:
+def test_a_level_without_a_script_says_so() -> None:
     env = made("minigrid/MiniGrid-Playground-v0")
     assert not env.has_expert and read_mission(env.inner) is None
     with pytest.raises(UsageError, match="has_expert"):
@@ -223,7 +223,7 @@ def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_n
     assert deaths
 
 
-def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
+def test_only_useful_actions_are_legal_and_the_prompt_has_text_where_wanted() -> None:
     env = made("empty_random_6x6")
     assert env.legal() == (LEFT, RIGHT, FORWARD)
     assert env.read('{"action": "pick up"}').action is None
@@ -238,7 +238,7 @@ def test_only_useful_actions_are_legal_and_text_is_told_where_wanted() -> None:
     assert task_goal("minigrid/BabyAI-GoToLocal-v0") == "do what the mission says"
 
 
-def test_the_last_action_and_whether_it_was_in_vain_is_told_where_wanted() -> None:
+def test_the_prompt_has_the_last_action_and_whether_it_failed_where_wanted() -> None:
     env, silent = made("doorkey_6x6", prompt_last_action=True), made("doorkey_6x6")
     told = {}
     for reply in ("no idea", '{"action": "toggle"}', '{"action": "turn left"}'):

@@ -153,7 +153,7 @@ CORD = """
 """
 
 
-def test_what_deforms_is_drawn_where_the_snapshot_says() -> None:
+def test_deformable_bodies_are_drawn_where_the_snapshot_says() -> None:
     model = mujoco.MjModel.from_xml_string(CORD)
     snapshots = np.array([[y, 1, y, 0, 1, 0, 0, 0] for y in (0.0, 0.5)], np.float32)
     for y, image in zip((0.0, 0.5), Renderer(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
@@ -194,7 +194,7 @@ def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
     np.testing.assert_array_equal(renderer.draw(snapshots, 32), fixed)
 
 
-def test_what_lies_beside_the_view_is_left_out_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_geometry_outside_the_view_is_skipped_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mujoco.MjModel.from_xml_string(RIDING)
     renderer = Renderer(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), ())
     snapshots = np.linspace(-3, 3, 61, dtype=np.float32)[:, None]

@@ -58,7 +58,7 @@ def test_a_wide_bowl_is_taken_at_its_rim() -> None:
     assert abs(grasp.place[1]) == pytest.approx(0.062, abs=1e-3) and grasp.place[2] == pytest.approx(0.028)
 
 
-def test_points_lie_on_what_collides() -> None:
+def test_points_lie_on_collision_geometry() -> None:
     model = mujoco.MjModel.from_xml_string("""
 <mujoco><worldbody><body name="thing" pos="1 2 3">
   <geom type="cylinder" size=".1 .2"/><geom type="box" size="9 9 9" contype="0" conaffinity="0"/>

@@ -66,7 +66,7 @@ def test_dialogues_ask_in_both_orders_and_learn_the_answer_alone(tmp_path):
         assert answer == mirror["0<|im_end|>" if right > left else "1<|im_end|>"] or abs(left - right) < 0.15
 
 
-def test_what_cannot_be_learnt_from_is_told(tmp_path):
+def test_unusable_answers_are_reported(tmp_path):
     with pytest.raises(UsageError, match="no label store"):
         distill(tmp_path / "none", tmp_path / "out", DistillConfig())
     fill(tmp_path / "s", Brightness(), 30)

@@ -124,7 +124,7 @@ def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_p
     assert [record.steps[0].action for record in back.episodes()] == ["+", "-"]
 
 
-def test_chats_survive_what_a_model_may_write(tmp_path: Path) -> None:
+def test_chats_survive_any_text_of_a_model(tmp_path: Path) -> None:
     folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
     told = [
         {"messages": [{"role": "user", "content": f"a{mark}b"}, {"role": "assistant", "content": f"c{mark}d"}]}
@@ -164,7 +164,7 @@ def test_an_episode_in_chunks_is_one_row(tmp_path: Path) -> None:
         ("data import nowhere --task push_block --form libero --out d", "name a file or a data set"),
     ],
 )
-def test_a_mistake_is_told_with_its_fix(line: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_mistake_is_reported_with_its_fix(line: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "letters").mkdir()

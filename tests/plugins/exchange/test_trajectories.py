@@ -98,7 +98,7 @@ def test_steps_are_cut_by_hand() -> None:
     assert overlapping.actions[1, :, 0] == pytest.approx([0.2, 0.3])
 
 
-def test_what_moves_nothing_can_be_left_out() -> None:
+def test_still_steps_can_be_left_out() -> None:
     """Still at the start, a move, still, the gripper closes, still."""
     actions = np.array([[0, -1], [0.3, -1], [0, -1], [0, 1], [0, 1], [0.2, 1]], np.float32)
     grippers = np.array([False, True])
@@ -159,7 +159,7 @@ def test_a_folder_of_files_gives_what_is_asked_for(tmp_path: Path) -> None:
     assert folder_form(folder).image_px == 8
 
 
-def test_what_cannot_be_learned_from_is_counted_and_told(tmp_path: Path) -> None:
+def test_unusable_episodes_are_counted_and_reported(tmp_path: Path) -> None:
     file = tmp_path / "d_demo.hdf5"
     actions, states, images = trajectory(12)
     wild, lame = actions.copy(), states * np.nan
@@ -576,7 +576,7 @@ def test_other_versions_and_wrong_folders_are_refused(tmp_path: Path) -> None:
             take(tmp_path / "empty", form, tmp_path / "d")
 
 
-def test_the_command_says_what_was_done_and_what_has_no_effect(
+def test_the_command_reports_its_work_and_options_without_effect(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def log(*words: str) -> tuple[int, str]:

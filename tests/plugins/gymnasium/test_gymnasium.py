@@ -69,7 +69,7 @@ def test_a_missing_answer_ends_the_run_or_is_neutral() -> None:
     assert reward == 0.5 and info["judge_status"] == "failed" and info["env_reward"] == 1.0
 
 
-def test_what_cannot_be_filmed_or_asked_is_refused_at_once() -> None:
+def test_wrong_arguments_are_refused_at_once() -> None:
     judge, dark = rlvlm.Judge.local(FakeJudge()), Lamp()
     with pytest.raises(ValueError, match="raise or neutral here, got 'none'"):
         JudgeReward(dark, judge, "brighter", without_answer="none")

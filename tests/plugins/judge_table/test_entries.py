@@ -70,7 +70,7 @@ def test_a_bench_of_a_frozen_suite_leaves_an_entry(folder, questions, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_person_is_asked_the_first_forty_questions_and_nobody_else_may_stop_there(folder, questions, tmp_path):
+def test_only_a_person_may_stop_after_forty_questions(folder, questions, tmp_path):
     person = JudgeConfig(backend="human", image_px=48)
     found = measure(find_suite(str(folder / "small.zip")), fooled.brightness(person), person, num_frames=4)
     found.stamp = replace(found.stamp, judge="human:anna")
@@ -131,7 +131,7 @@ def test_an_altered_entry_is_refused_with_its_file(folder, questions, tmp_path, 
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "[]", "{}", '{"version": 1}'])
-def test_what_is_no_entry_is_refused(questions, tmp_path, text):
+def test_an_invalid_entry_is_refused(questions, tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UsageError, match="bad.json is no entry"):
         read_entry(tmp_path / "bad.json", questions)

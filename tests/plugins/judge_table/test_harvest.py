@@ -34,7 +34,7 @@ def rated(number: int, value: float, progress: float) -> ScoredItem:
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_fooled_its_judge_and_a_suite_is_made_of_it(tmp_path: Path) -> None:
+def test_episodes_that_fooled_a_judge_are_kept_and_become_a_suite(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(config_text(replace(recipe("push_block"), out=run)))

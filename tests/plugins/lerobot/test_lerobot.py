@@ -307,7 +307,7 @@ def test_sizes_are_those_of_the_published_three_billion(folder: Path, tmp_path: 
         ([0.5], 3, "Task: push it, State: 192 128 128;\nAction: "),
     ],
 )
-def test_pi05_is_told_its_state_in_256_bins(states: list[float], min_numbers: int, expected: str) -> None:
+def test_pi05_reads_its_state_in_256_bins(states: list[float], min_numbers: int, expected: str) -> None:
     letters = tokenizer("pi05")
     prompts = StatePrompts(letters, 200, min_numbers)
     found = prompts.completed(prompts.read([" push_it\n"]), torch.tensor([states]))[0]
@@ -388,7 +388,7 @@ def test_cameras_are_found_by_name_or_named_and_else_taken_in_order(
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["expert", "lora_expert", "lora", "all"])
 @EACH_KIND
-def test_what_learns_takes_gradients_and_nothing_else(folder: Path, learns: str) -> None:
+def test_only_trained_parts_take_gradients(folder: Path, learns: str) -> None:
     loaded = load(folder, learns=learns, recompute=True, lora_rank=2)
     plain = load(folder, learns=learns, recompute=False, lora_rank=2)
     plain.network.load_state_dict(loaded.network.state_dict())
@@ -447,7 +447,7 @@ def test_a_value_head_sees_the_observation_and_stays_out_of_lerobots_folder(fold
 
 @pytest.mark.slow
 @EACH_KIND
-def test_a_folder_written_back_is_what_was_trained(folder: Path, tmp_path: Path) -> None:
+def test_a_written_folder_holds_the_trained_policy(folder: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)  # of the adapter
     loaded = load(folder, learns="lora", lora_rank=2)
     with torch.no_grad():
@@ -510,7 +510,7 @@ def test_features_are_scaled_by_lerobots_formulas() -> None:
         np.testing.assert_allclose(scale.restored(scale.normalised(values)), values, rtol=1e-6)
 
 
-def test_statistics_are_told_as_flow_policies_read_them(folder: Path) -> None:
+def test_statistics_come_in_the_form_of_flow_policies(folder: Path) -> None:
     told = json.loads(read_checkpoint(folder).statistics)
     assert told["action"]["mode"] == "mean_std" and told.keys() == {"action", "proprio"}
     np.testing.assert_allclose(told["proprio"]["std"], STATISTICS["observation.state"]["std"], rtol=1e-6)
@@ -699,7 +699,7 @@ def test_names_of_weights_as_the_makers_of_pi0_wrote_them_are_known(folder: Path
         save_lerobot(loaded.network, loaded.checkpoint, tmp_path / "saved")
 
 
-def test_what_does_not_go_with_the_env_is_refused(folder: Path) -> None:
+def test_a_policy_that_does_not_fit_the_env_is_refused(folder: Path) -> None:
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("state of the checkpoint has 5 numbers, the env's has 8", {"proprio_size": 8}, {}),
         ("an action of the checkpoint has 3 numbers, the env's has 7", {"action_low": np.zeros(7)}, {}),

@@ -126,7 +126,7 @@ def test_a_checkpoint_whose_actions_are_far_from_the_envs_is_refused(
     assert ("added to the state" in str(caught.value)) == is_relative and caught.value.fix
 
 
-def test_what_has_no_effect_or_no_head_is_refused() -> None:
+def test_settings_without_effect_or_head_are_refused() -> None:
     for settings in ({"head": "flow", "openvla": OpenVLAConfig(cameras=2)}, {"lerobot": LeRobotConfig(at_once=2)}):
         with pytest.raises(ValueError, match="has no effect with policy.head"):
             VLAConfig(model="somewhere", **settings)  # pyright: ignore[reportArgumentType]
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before
     assert caught.value.fix
 
 
-def test_settings_of_a_section_of_a_guest_are_not_told_apart_from_the_cores() -> None:
+def test_a_guests_settings_work_like_the_cores() -> None:
     config = override(recipe("push_block"), {"policy.head": "flow", "policy.model": "a/b", "policy.lerobot.at_once": 3})
     assert section_of(config.policy, LeRobotConfig).at_once == 3
     assert read_config_text(config_text(config)) == config

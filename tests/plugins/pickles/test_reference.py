@@ -117,7 +117,7 @@ def test_an_array_worked_by_hand():
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_what_numpy_writes_comes_back(tmp_path, protocol):
+def test_numpy_pickles_round_trip(tmp_path, protocol):
     file = tmp_path / "labels.pkl"
     file.write_bytes(pickle.dumps(ARRAYS, protocol))
     for mine, theirs in zip(read_pickled_arrays(file), ARRAYS, strict=True):
@@ -268,7 +268,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
         ("a.txt --store s --goal <b>", "plain words"),
     ],
 )
-def test_the_command_says_what_it_cannot_import(words: str, said: str, tmp_path, monkeypatch, capsys):
+def test_the_command_names_objects_that_it_cannot_import(words: str, said: str, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("labels")
     assert main(["labels", "import", *words.split()]) == 2

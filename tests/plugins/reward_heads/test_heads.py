@@ -149,7 +149,7 @@ def test_a_residual_head_and_several_heads_are_built_from_the_config(tmp_path: P
     assert judge_of(folder).score([CLIP])[0].status is Status.OK
 
 
-def test_what_cannot_be_loaded_or_asked_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_unusable_models_and_questions_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedQuestion, match="cannot be asked with judge.score success"):
         judge_of(folders["rynnvalue"], score="success")
     with pytest.raises(UnsupportedQuestion, match="4-bit"):
@@ -199,7 +199,7 @@ def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], name: str)
     assert score.num_frames == (0 if score.status is Status.FAILED else 8)
 
 
-def test_what_is_known_before_loading_is_what_the_models_say() -> None:
+def test_properties_known_before_loading_match_the_models() -> None:
     for name, model in (("robometer", robometer.Robometer), ("rynnvalue", rynnvalue.RynnValue)):
         assert abilities_of(name, "").goal_pictures == model.abilities.goal_pictures
         sentences = backends()[name].sentences

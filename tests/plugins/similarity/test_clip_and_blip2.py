@@ -66,7 +66,7 @@ def test_a_score_is_the_models_own_cosine(folders: dict[str, Path], images: np.n
 
 @pytest.mark.parametrize("head", ["match", "contrast"])
 @pytest.mark.parametrize("has_query_places", [False, True])
-def test_blip2s_score_is_its_own_whatever_it_is_batched_with(
+def test_blip2s_score_does_not_depend_on_its_batch(
     tmp_path: Path, images: np.ndarray, has_query_places: bool, head: Any
 ) -> None:
     """The matching head's probability, or the cosine."""
@@ -136,7 +136,7 @@ def test_half_precision_agrees_with_whole(folders: dict[str, Path], images: np.n
 
 
 @pytest.mark.slow
-def test_what_cannot_be_loaded_says_why(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_unusable_model_is_refused_with_the_reason(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(JudgeUnavailable, match="no judge at"):
         judge({"clip": tmp_path / "none"}, "clip")
     (tmp_path / "empty").mkdir()
@@ -190,7 +190,7 @@ def test_a_network_that_breaks_is_unavailable(folders: dict[str, Path], images: 
             scores(clip, images)
 
 
-def test_the_baseline_takes_out_what_is_off_the_line_to_the_goal() -> None:
+def test_the_baseline_removes_the_part_off_the_line_to_the_goal() -> None:
     # By hand, in the plane: goal (0, 1), baseline (1, 0), state (1, 0) + what has nothing to do with it (third axis).
     goal, baseline, state = np.array([[0.0, 1.0, 0.0]]), np.array([1.0, 0.0, 0.0]), np.array([[0.6, 0.0, 0.8]])
     # Line direction (-1, 1, 0); (state - baseline) . line = 0.4, over 2 is 0.2; projection (0.8, 0.2, 0).
@@ -221,12 +221,12 @@ def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], family: st
     assert one.score([Clip(goal="open the drawer", frames=frames)])[0].num_frames == 1
 
 
-def test_what_is_known_before_loading_is_what_the_models_say() -> None:
+def test_properties_known_before_loading_match_the_models() -> None:
     for backend, rater in (("clip", ClipRater), ("blip2", Blip2Rater)):
         assert abilities_of(backend, "").goal_pictures == rater.sees_goal_images
 
 
-def test_they_are_told_a_state_and_named_after_their_weights() -> None:
+def test_they_take_a_described_state_and_are_named_after_their_weights() -> None:
     config = recipe("drawer_open")
     assert config.judge_goal == "open the drawer"
     for backend in ("clip", "blip2"):

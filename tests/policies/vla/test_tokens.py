@@ -56,7 +56,7 @@ def test_scale_is_read_from_a_checkpoints_statistics() -> None:
             ActionScale.read(text.replace("0.8", odd), "libero_10_no_noops")
 
 
-def test_what_is_seldom_demonstrated_can_be_acted() -> None:
+def test_rarely_demonstrated_actions_can_be_chosen() -> None:
     """A wrist that turns in 6 of 1,000 steps and a button pressed in 5; both percentiles are the same number."""
     actions = np.zeros((1_000, 3), np.float32)
     actions[:, 0] = np.linspace(-0.5, 0.5, 1_000)

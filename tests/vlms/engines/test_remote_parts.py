@@ -30,7 +30,7 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 from rlvlm.vlms.stills import to_png
 
 
-def test_choices_have_what_their_first_tokens_have() -> None:
+def test_choices_have_the_probability_of_their_first_tokens() -> None:
     # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.04; 0.02 are left, and all are listed.
     tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.04), ("The", 0.04)]
     assert token_masses(tokens, LABEL_TOKENS) == (pytest.approx([0.6, 0.2, 0.14]), 0.0)
@@ -129,7 +129,7 @@ def test_every_status_has_its_meaning() -> None:
 # --- the key ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_secret_shows_itself_only_to_who_asks() -> None:
+def test_a_secret_is_shown_only_on_request() -> None:
     secret = Secret("sk-1")
     assert secret.reveal() == "sk-1" and repr(secret) == str(secret) == f"{secret}" == "[key]"
     assert secret.scrub("a sk-1 b sk-1") == "a [key] b [key]" and Secret("").scrub("abc") == "abc"

@@ -125,7 +125,7 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_the_environment_of_vllm_loads_needs_no_peft():
+def test_vllms_environment_needs_no_peft():
     """It has none: the engine would not even be imported there."""
     code = "import sys; import rlvlm.vlms.engines.vllm; print('peft' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -179,7 +179,7 @@ def test_log_probs_and_gradients_are_those_of_loops_and_of_finite_differences(ke
     torch.testing.assert_close(single.double(), value.detach(), atol=1e-4, rtol=1e-5)
 
 
-def test_what_is_not_scored_changes_no_log_prob() -> None:
+def test_unscored_elements_change_no_log_prob() -> None:
     weights = torch.tensor([0.4, -0.3])
     denoiser = linear("sde", 4, 0.5, weights)
     scored = torch.zeros(5, 4, dtype=torch.bool)

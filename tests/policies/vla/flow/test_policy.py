@@ -146,7 +146,7 @@ def padded() -> tuple[FlowPolicy, Observations, Demonstrations]:
     return policy, obs, shown
 
 
-def test_what_is_not_run_is_neither_noisy_nor_scored_nor_imitated() -> None:
+def test_unplayed_steps_are_neither_noisy_nor_scored_nor_imitated() -> None:
     policy, obs, shown = padded()
     drawn = policy.sample(obs, sampling(temperature=1.0))
     assert drawn.actions.shape == (4, 3, 2) and drawn.log_probs.shape == (4, 4 * 3 * 2)

@@ -222,7 +222,7 @@ def test_all_weights_learn_in_full_precision(folder: Path) -> None:
     assert {value.dtype for value in policy.parameters()} == {torch.float32}
 
 
-def test_what_is_missing_left_over_or_of_another_shape_is_named(tmp_path: Path) -> None:
+def test_missing_extra_and_misshapen_weights_are_named(tmp_path: Path) -> None:
     write_openvla(tmp_path)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     shard = tmp_path / index["projector.fc2.bias"]
@@ -240,7 +240,7 @@ def test_what_is_missing_left_over_or_of_another_shape_is_named(tmp_path: Path) 
             load(tmp_path)
 
 
-def test_what_does_not_go_together_is_refused_with_its_fix(
+def test_incompatible_settings_are_refused_with_their_fix(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases: list[tuple[str, dict[str, object]]] = [
