@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "judge-report": "RUN|STORE...     a judge's accuracy, calibration, consistency and latency",
     "judge-bench": "[SUITE]          measure a judge on known answers, before anything is trained",
     "score": "DATA             a judge's labels of recorded episodes, and which of them to drop",
-    "labels": "show | export | ask   label stores; ask has people answer in a browser",
+    "labels": "show | export | import | ask   label stores; ask has people answer in a browser",
     "check-task": "TASK             check a task against the env contract; makes a contact sheet",
     "fetch": "MODEL            download a judge's weights, for machines without a network",
     "slurm": "TASK [options] [-- run options]   the same run as a SLURM job",
@@ -84,7 +84,7 @@ def run_command(argv: Sequence[str]) -> int:
     if name == "--version":
         print(f"rlvlm {importlib.metadata.version('rlvlm')}")  # noqa: T201 - what was asked for, and nothing else
         return EXIT_DONE
-    # a guest's form of a command, such as `labels import`, goes before the command itself
+    # a guest's form of a command, such as `labels agree`, goes before the command itself
     name = next((form for form in (" ".join(argv[:2]), name) if form in known), name)
     for wanted in (" ".join(argv[:2]), name):
         if missing := guest_of("commands", wanted):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import tyro
 
-from rlvlm.core.console.arguments import HELP, parse
+from rlvlm.core.console.arguments import HELP, parse, value_of
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
 from rlvlm.runs.config import RunConfig
@@ -119,15 +119,6 @@ def parse_options(default: RunConfig, options: Sequence[str], prog: str) -> RunA
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} has no effect with {why}", f"leave out {option}")
     return arguments
-
-
-def value_of(option: str, options: Sequence[str]) -> str | None:
-    """Returns the value after `option` on the command line, empty if there is none; None without the option."""
-    for place, word in enumerate(options):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else "".join(options[place + 1 : place + 2])
-    return None
 
 
 _WHOLE = re.compile(r"(\d+(?:\.\d+)?)(?:[eE]\+?(\d{1,2})|([kKM]))")

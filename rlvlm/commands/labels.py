@@ -1,4 +1,4 @@
-"""`rlvlm labels show | export | ask`: label stores."""
+"""`rlvlm labels show | export | import | ask`: label stores."""
 
 import random
 import sys
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from rlvlm.core.checks import check_least
-from rlvlm.core.console.arguments import run_form
+from rlvlm.core.console.arguments import HELP, run_form, value_of
 from rlvlm.core.console.signals import StopRequest
-from rlvlm.core.errors import UsageError
+from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.guests import guest_of, load, with_guests
 from rlvlm.judges.config import HumanConfig, JudgeConfig
 from rlvlm.runs.folder import check_trust, find_folder, label_store
 from rlvlm.serving.config import PageConfig
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rlvlm.labels.people import PeopleQueue
     from rlvlm.labels.store import LabelStore
 
+_LABEL_FILES = "pkl"
+"""Form of `labels import` for files whose names do not say it."""
 _LINE_EVERY_S = 15.0
 """Minimum interval between two progress lines, in seconds."""
 
@@ -80,13 +83,34 @@ class AskArguments:
 
 
 def command(words: Sequence[str], prog: str) -> int:
-    """Runs `labels show STORE`, `labels export STORE [--out FILE]` or `labels ask RUN | STORE | DATA`."""
+    """Runs `labels show STORE`, `labels export STORE [--out FILE]`, `labels import FILES` or `labels ask PLACE`."""
+    if words and words[0] == "import":
+        return import_labels(words[1:], f"{prog} import")
     forms = {
         "show": (ShowLabelsArguments, show),
         "export": (ExportLabelsArguments, export),
         "ask": (AskArguments, ask),
     }
     return run_form(words, prog, forms)
+
+
+def import_labels(words: Sequence[str], prog: str) -> int:
+    """Runs `labels import FILES [--form NAME]`: hands over to the guest that reads such files.
+
+    Raises:
+        UsageError: no guest does.
+    """
+    kinds = with_guests("imports", {})
+    ending = Path(next((word for word in words if not word.startswith("-")), "")).suffix.removeprefix(".")
+    form = value_of("--form", words) or (ending if ending in kinds else _LABEL_FILES)
+    if form not in kinds or (words and words[0] in HELP):
+        lines = "".join(f"  {prog} FILES --form {name:10} {kind.text}\n" for name, kind in kinds.items())
+        if form in kinds:
+            sys.stdout.write(f"{lines}\noptions: {prog} --form {form} --help\n")
+            return EXIT_DONE
+        what = f"--form is one of {', '.join(kinds) or 'those of guests'}, got {form}{guest_of('imports', form)}"
+        raise UsageError(what, f"{prog} --help")
+    return load(kinds[form].call)(words, prog)
 
 
 def show(arguments: ShowLabelsArguments) -> str:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from rlvlm.algorithms.sft_config import JobConfig
-from rlvlm.commands.arguments import task_first, value_of
-from rlvlm.core.console.arguments import parse, print_progress
+from rlvlm.commands.arguments import task_first
+from rlvlm.core.console.arguments import parse, print_progress, value_of
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.envs.registry import check_env_settings, find_task
 from rlvlm.runs.preflight import check_before_run

@@ -33,7 +33,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A command of `rlvlm`, or a form of one, such as `labels import`."""
+    """A command of `rlvlm`, or a form of one, such as `labels agree`."""
 
     call: str
     """`module:FUNCTION`, called with the words after the command and its full name; returns the exit code."""
@@ -106,7 +106,10 @@ class Guest:
     docs: str = ""
     """Its page under `docs/`, or an address."""
     commands: Mapping[str, Command] = field(default_factory=dict)
-    """Commands, e.g. `distill`, and forms of other commands, e.g. `labels import`."""
+    """Commands, e.g. `distill`, and forms of other commands, e.g. `labels agree`."""
+    imports: Mapping[str, Command] = field(default_factory=dict)
+    """Kinds of files that `labels import FILES --form NAME` reads into a label store; a file NAME.KIND needs no option,
+    which is among the words that the function gets."""
     judges: Mapping[str, JudgeBackend] = field(default_factory=dict)
     """Values of `judge.backend`."""
     checkpoints: Mapping[str, PolicyCheckpoint] = field(default_factory=dict)
@@ -209,7 +212,7 @@ def current_section(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forms_of(command: str) -> dict[str, Command]:
-    """Returns the forms that guests add to a command of the core: `import` for `labels import`."""
+    """Returns the forms that guests add to a command of the core: `agree` for `labels agree`."""
     split = [(*name.split(maxsplit=1), entry) for name, entry in with_guests("commands", {}).items() if " " in name]
     return {form: entry for owner, form, entry in split if owner == command}
 

@@ -50,6 +50,15 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
         raise UsageError(what, fix) from None
 
 
+def value_of(option: str, options: Sequence[str]) -> str | None:
+    """Returns the value after `option` on the command line, empty if there is none; None without the option."""
+    for place, word in enumerate(options):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else "".join(options[place + 1 : place + 2])
+    return None
+
+
 def print_progress(line: str) -> None:
     """Shows a line on what a command is doing, beside its output."""
     sys.stderr.write(f"{visible(line)}\n")

@@ -13,28 +13,36 @@ from rlvlm.core.foreign import MAX_JSON_BYTES, files_ending, read_json, read_tex
 
 Form = Literal["csv", "roboreason"]
 Outputs = dict[tuple[str, int], dict[str, float]]
-"""Values by judge of each frame (episode, index) that a judge was asked about."""
+"""Values in [0, 1] by judge of each frame (episode, index) that a judge was asked about."""
+FULL: dict[Form, float] = {"csv": 1.0, "roboreason": 100.0}
+"""Value of a finished task, by form, unless it is said."""
 _COLUMNS = ("episode", "frame", "judge", "value")
 _DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error)
 
 
-def read_outputs(path: Path, form: Form) -> Outputs:
+def read_outputs(path: Path, form: Form, full: float | None = None) -> Outputs:
     """Returns the answers of all judges, in the order of episodes and frames.
 
     Args:
         path: csv: a file with the columns episode, frame, judge, value. roboreason: a folder of JSON files, one an
             episode, each a list of `{"model": NAME, "rewards": [T values]}`.
         form: see `path`.
+        full: value of a finished task, in the file's own unit; None takes `FULL`.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or a value is not in [0, full].
     """
+    full = FULL[form] if full is None else full
     try:
         found = _from_csv(path) if form == "csv" else _from_roboreason(path)
     except _DAMAGES as error:
         what = f"{path} cannot be read as {form}: {type(error).__name__}: {error}"
         raise UsageError(what, f"a CSV has the columns {', '.join(_COLUMNS)}; see docs/labels.md") from error
-    return dict(sorted(found.items()))
+    values = [value for frame in found.values() for value in frame.values()]
+    if values and not 0 <= min(values) <= max(values) <= full:
+        what = f"{path} has values from {min(values):g} to {max(values):g}, and a finished task is {full:g}"
+        raise UsageError(what, "name the value of a finished task: --full 100; all judges share the scale from 0 to it")
+    return {frame: {judge: v / full for judge, v in found[frame].items()} for frame in sorted(found)}
 
 
 def asked_frames(curves: list[np.ndarray]) -> list[int]:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -18,6 +19,8 @@ class ImportLabelsArguments:
 
     files: tyro.conf.Positional[tuple[Path, ...]]
     """Files, or folders whose *.pkl are read in the order of their names."""
+    form: Literal["pkl"] = "pkl"
+    """Kind of the files; there are others."""
     store: Path
     """Folder of the store; created if missing."""
     goal: str
