@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds an environment in which LeRobot runs, to compare with:
-#   environments/lerobot.sh                                           .envs/lerobot, LeRobot 0.4.4: SmolVLA; and 0.3.3
-#                                                                     in .envs/lerobot033: data sets 2.1
-#   PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312        LeRobot 0.6.1: pi0, pi0.5, data sets 3.0
+#   PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312        LeRobot 0.6.1: all policies, data sets 3.0
+#   environments/lerobot.sh                                           .envs/lerobot, LeRobot 0.4.4; and 0.3.3 in
+#                                                                     .envs/lerobot033: data sets 2.1
 # LeRobot wants an older torch and transformers, so it never shares an environment with rlvlm. Release 0.4.4 is the last
-# one for Python 3.11 and refuses stock transformers for pi0. No run needs it: it makes the reference that
+# one for Python 3.11. No run needs it: it makes the reference that
 # tests/plugins/lerobot holds our networks against, and opens the folders that rlvlm writes.
 # Each takes about 8 GB, as PyPI's torch for Linux comes with CUDA. Safe to rerun.
 set -euo pipefail
@@ -15,7 +15,7 @@ python=${PYTHON:-.venv/bin/python}
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
 if "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
   # with the judge's kit of this clone, for tests/plugins/lerobot/test_judge_step.py
-  packages=("lerobot[pi,dataset]==0.6.1" torch==2.11.0 transformers==5.5.4 --editable .)
+  packages=("lerobot[smolvla,pi,dataset,training]==0.6.1" torch==2.11.0 transformers==5.5.4 --editable .)
   imports='from lerobot.policies.pi0.modeling_pi0 import PI0Policy; from lerobot.policies.pi05.modeling_pi05 import PI05Policy'
 else
   packages=("lerobot[smolvla]==0.4.4" torch==2.10.0 torchvision==0.25.0 transformers==4.57.6)

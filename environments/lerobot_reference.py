@@ -191,7 +191,6 @@ def smolvla(policy: Any, seen: dict[str, Any]) -> Observed:
         past_key_values=None,
         inputs_embeds=[embedded, None],
         use_cache=True,
-        fill_kv_cache=True,
     )
     return observed, partial(model.denoise_step, is_there, cache)
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.grippers import OPENNESS, GripperUnits
 from rlvlm.core.steps import FloatArray, Frames
 
 _STILL = 1e-4  # an action of at most this length counts as no movement, as in OpenVLA's filter
 SuccessRule = Literal["assumed", "none"]
-GripperUnits = Literal["minus_one_opens", "one_opens", "one_closes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,9 +184,5 @@ def moving(actions: FloatArray, grippers: NDArray[np.bool_]) -> NDArray[np.intp]
 
 def opened(actions: FloatArray, grippers: NDArray[np.bool_], units: GripperUnits) -> FloatArray:
     """Returns `actions` [T, A] with 1 for an open gripper and 0 for a closed one."""
-    openness = actions
-    if units == "minus_one_opens":
-        openness = (1.0 - actions) / 2.0
-    elif units == "one_closes":
-        openness = 1.0 - actions
-    return np.where(grippers, openness, actions).astype(np.float32)
+    factor, offset = OPENNESS[units]
+    return np.where(grippers, factor * actions + offset, actions).astype(np.float32)

@@ -73,7 +73,7 @@ def import_trajectories(
         "turned": form in _UPSIDE_DOWN if config.turn is None else config.turn,
         "late": first.is_late,
         "success": "as recorded" if first.success is not None else config.success,
-        "gripper": config.gripper or _gripper_units(_whole(read(source, config), []), grippers, source),
+        "gripper": _gripper_units(_whole(read(source, config), []), grippers, source, config.gripper),
     }
     if form != "libero" and not config.unlike:  # LIBERO's fields are named after their content
         _check_like(islice(_whole(read(source, config), []), _COMPARED), env, task)
@@ -151,8 +151,9 @@ def _chunks_of(
     if not (np.isfinite(trajectory.actions).all() and np.isfinite(trajectory.proprio).all()):
         return "numbers that are not finite"
     actions = opened(trajectory.actions, grippers, made["gripper"])
-    if not ((actions >= env.action_low - _ROUNDING) & (actions <= env.action_high + _ROUNDING)).all():
-        return "actions out of range"
+    is_within = (actions >= env.action_low - _ROUNDING) & (actions <= env.action_high + _ROUNDING)
+    if not is_within.all():
+        return "actions out of range" if not is_within[:, ~grippers].all() else "a gripper outside of [0, 1]"
     chunks = cut(actions, grippers, env.chunk_steps, config)
     return chunks if len(chunks.starts) else "too short"
 
@@ -223,18 +224,24 @@ def _check_like(trajectories: Iterable[RobotTrajectory], env: ChunkEnv, task: st
         )
 
 
-def _gripper_units(trajectories: Iterator[RobotTrajectory], grippers: NDArray[np.bool_], source: Path) -> GripperUnits:
-    """Returns LIBERO's units if any gripper action is negative.
+def _gripper_units(
+    trajectories: Iterator[RobotTrajectory], grippers: NDArray[np.bool_], source: Path, said: GripperUnits | None
+) -> GripperUnits:
+    """Returns the units that were `said`; if none were, LIBERO's if any gripper action is negative.
 
     Raises:
-        UsageError: none is negative: 1 could mean open or closed.
+        UsageError: none is negative: 1 could mean open or closed, or contradicts what was said.
     """
+    if not grippers.any() or said in ("one_opens", "one_closes"):
+        return said or "one_opens"
+    values = set[float]()
     for trajectory in trajectories:
         # actions of another size are refused later, with a better reason than their gripper's units
         if trajectory.actions.shape[1:] != grippers.shape or (trajectory.actions[:, grippers] < -_ROUNDING).any():
             return "minus_one_opens"
-    if not grippers.any():
-        return "one_opens"
+        values.update(np.unique(trajectory.actions[:, grippers])[:2].tolist())
+    if said is not None and len(values) == 1:
+        return said  # it never moves: they may be any
     raise UsageError(
         f"{source}: the gripper's actions are all in [0, 1], where 1 may open or close it",
         "say which with --cut.gripper one_opens, or one_closes",

@@ -155,12 +155,17 @@ class Statistics:
     """[size of the feature] mean, or smaller quantile, in the env's units."""
     second: FloatArray
     """[size of the feature] standard deviation, or larger quantile."""
+    least: FloatArray | None = None
+    """[size of the feature] smallest value in the data; None: not in the checkpoint."""
+    most: FloatArray | None = None
+    """[size of the feature] largest value."""
 
     @property
     def scale(self) -> Scale:
         """Returns these statistics as a flow policy's scale; missing quantities are computed for a normal distribution.
 
-        Departure: LeRobot divides by a width of 0 and 1e-8; here a constant number is left unscaled.
+        Departure: LeRobot divides by a width of 0 and 1e-8; here a constant number is left unscaled, and is -1 by
+        quantiles and 0 by the mean, as it is there for the value that it always had.
         """
         is_by_mean = self.mode in ("IDENTITY", "MEAN_STD")
         if is_by_mean:
@@ -171,7 +176,8 @@ class Statistics:
             mean, std = (low + high) / 2, (high - low) / (2 * _PERCENTILE)
         columns = {"mean": mean, "std": std, "q01": low, "q99": high}
         mode = "mean_std" if is_by_mean else "quantiles"
-        return Scale(mode=mode, **{name: tuple(column.tolist()) for name, column in columns.items()})
+        constant = 0.0 if is_by_mean else -1.0
+        return Scale(mode=mode, constant=constant, **{name: tuple(found.tolist()) for name, found in columns.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,11 +204,19 @@ class Checkpoint:
     """Normalisation of the A numbers of an action."""
     relative: tuple[bool, ...]
     """For each of the A numbers of an action, whether LeRobot trained it relative to the state before its chunk."""
+    to_env: tuple[FloatArray, FloatArray] | None = None
+    """[A] factor and offset that make the checkpoint's actions the env's, see `units`; None: they have one unit."""
+
+    @property
+    def action_scale(self) -> Scale:
+        """Returns the scale of actions in the env's units; `action` is in the checkpoint's, as it is written back."""
+        scale = self.action.scale
+        return scale if self.to_env is None else scale.converted(*self.to_env)
 
     @property
     def statistics(self) -> str:
         """Returns the scales of a flow policy's actions and proprioception, as JSON."""
-        return write_scales({"action": self.action.scale, "proprio": self.state.scale})
+        return write_scales({"action": self.action_scale, "proprio": self.state.scale})
 
     @property
     def config(self) -> Any:
@@ -399,8 +413,13 @@ def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, St
 
 def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[str, FloatArray]) -> Statistics:
     [size] = about["shape"]
+    bounds = {
+        name: np.asarray(statistics[key], np.float32).reshape(size)
+        for name, key in (("least", f"{feature}.min"), ("most", f"{feature}.max"))
+        if key in statistics
+    }
     if mode == "IDENTITY":
-        return Statistics(mode=mode, first=np.zeros(size, np.float32), second=np.ones(size, np.float32))
+        return Statistics(mode=mode, first=np.zeros(size, np.float32), second=np.ones(size, np.float32), **bounds)
     if mode not in _MODES:
         raise ValueError(f"{feature} is normalised by {str(mode)[:80]!r}; known are IDENTITY, {', '.join(_MODES)}")
     found = []
@@ -418,7 +437,7 @@ def _scale(feature: str, about: Any, mode: str, eps: float, statistics: Mapping[
     first, second = found
     if (second < (0 if mode == "MEAN_STD" else first)).any() or not (math.isfinite(eps) and eps > 0):
         raise ValueError(f"the statistics of {feature} have a negative width, or an eps that is not positive")
-    return Statistics(mode=mode, first=first, second=second)
+    return Statistics(mode=mode, first=first, second=second, **bounds)
 
 
 def write_files(checkpoint: Checkpoint, folder: Path) -> None:

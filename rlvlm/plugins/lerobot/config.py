@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.grippers import GripperUnits
 from rlvlm.core.leads import FilePath, ModelName
 
 _LAYERS = r"(.*\.)?(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -36,6 +37,9 @@ class LeRobotConfig:
     have positions one too small in rows and columns, as transformers 4.55 to 4.57 computed in float32 (transformers
     issue 41190); dark_borders: images of pi0 and pi0.5 are padded with -3, where black is -1; padded_state: pi0.5's
     prompts contain the state padded with 0."""
+    gripper: GripperUnits | None = None
+    """Units of the gripper in the checkpoint's actions; envs use 1 for open and 0 for closed. minus_one_opens: -1 opens
+    and 1 closes, as in LeRobot's data of LIBERO. None: the env's, where by the checkpoint's statistics they can be."""
     learns: Literal["expert", "lora_expert", "lora", "all"] = "expert"
     """Trained weights. expert: all of the action expert and of the layers for state, action and time, as LeRobot
     fine-tunes; lora_expert: an adapter on the expert; lora: one on body and expert; all: every weight, in float32."""

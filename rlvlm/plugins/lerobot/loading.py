@@ -28,6 +28,7 @@ from rlvlm.plugins.lerobot.network import EXPERT_PARTS, LeRobotNetwork
 from rlvlm.plugins.lerobot.pi0 import GEMMA, HEADS, VISION, Pi0Network, Pi0NetworkConfig
 from rlvlm.plugins.lerobot.prompts import Prompts, StatePrompts
 from rlvlm.plugins.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
+from rlvlm.plugins.lerobot.units import in_env_units
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import fetched, locate
 from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
@@ -103,8 +104,9 @@ def fitted(folder: Path, wants: LeRobotConfig, env: ChunkEnv) -> tuple[Checkpoin
             f"chunks of {env.chunk_steps} steps are to be run, the checkpoint makes {makes}",
             f"give the env's chunk_steps at most {makes}",
         )
+    checkpoint = in_env_units(checkpoint, wants.gripper, env)
     # a typical action by the statistics; far outside the env's range it has other units
-    relative, typical = np.flatnonzero(checkpoint.relative), checkpoint.action.scale.centre
+    relative, typical = np.flatnonzero(checkpoint.relative), checkpoint.action_scale.centre
     typical[relative] += checkpoint.state.scale.centre[relative]
     middle, width = (env.action_low + env.action_high) / 2, env.action_high - env.action_low
     if (off := np.abs(typical - middle) / width).max() > 1:

@@ -1,6 +1,6 @@
 """SmolVLA's network: a small VLM reads images, words and state, and an action expert denoises a chunk of actions.
 
-Source: Shukor et al. 2025, arXiv:2506.01844 (SmolVLA); the numbers are those of LeRobot 0.4.4. The prefix is the
+Source: Shukor et al. 2025, arXiv:2506.01844 (SmolVLA); the numbers are those of LeRobot 0.6.1. The prefix is the
 patches of every camera, the prompt, and one token for the state. Images and words see each other, the state sees all of
 them, and none of them ever sees an action, so the body runs once a chunk and its keys and values serve every denoising
 step. The expert has a layer for each of the body's. Joint layers attend to the body's keys and values and to the

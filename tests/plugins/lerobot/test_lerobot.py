@@ -1,8 +1,7 @@
 """LeRobot's policies in our own modules: its numbers, what they are shown and told, loading, writing back, refusals.
 
-`reference_KIND.npz` is what LeRobot made of `tests/plugins/lerobot/tiny_lerobot.py`'s checkpoint and inputs, by
-`environments/lerobot_reference.py chunk`: of SmolVLA 0.4.4, whose transformers 4.57 gives patches shifted positions, of
-pi0 and pi0.5 0.6.1.
+`reference_KIND.npz` is what LeRobot 0.6.1 made of `tests/plugins/lerobot/tiny_lerobot.py`'s checkpoint and inputs, by
+`environments/lerobot_reference.py chunk`.
 """
 
 import json
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from frameworks import needs, python_of
 from huggingface_hub import constants
 from plugins.lerobot.tiny_lerobot import (
     CONFIG,
@@ -55,13 +55,9 @@ from rlvlm.vlms.skeleton import pending, skeletons
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "environments/lerobot_reference.py"
-ENVIRONMENTS = {"smolvla": ROOT / ".envs/lerobot", "pi0": ROOT / ".envs/lerobot312", "pi05": ROOT / ".envs/lerobot312"}
-"""Environment with each kind's LeRobot."""
 WITH_LEROBOT = [
-    pytest.param(
-        kind, marks=pytest.mark.skipif(not folder.exists(), reason="needs its LeRobot: environments/lerobot.sh")
-    )
-    for kind, folder in ENVIRONMENTS.items()
+    pytest.param(kind, marks=needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312"))
+    for kind in CONFIGS
 ]
 PUBLISHED = {name: {**getattr(pi0, name)} for name in ("GEMMA", "HEADS", "VISION")}
 """pi0's sizes, before they are made small."""
@@ -70,15 +66,15 @@ PUBLISHED_PARAMETERS = {
     "pi0": {**_PALIGEMMA, "gemma_expert": 311_464_960, "heads": 3_248_160},
     "pi05": {**_PALIGEMMA, "gemma_expert": 427_932_672, "heads": 2_165_792},
 }
-FAULTS = {"smolvla": ("shifted_patches",)}
-"""Faults that LeRobot itself computes with."""
 EACH_KIND = pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
 PREPROCESSED = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 
 
 def load(folder: Path, env: dict[str, Any] | None = None, **wants: Any) -> LoadedLeRobot:
     given: dict[str, Any] = {"cameras": ("front", "wrist"), "proprio_size": 5, "chunk_steps": 4, **(env or {})}
-    space: Any = SimpleNamespace(**{"action_low": -np.ones(3), "action_high": np.ones(3), **given})
+    space: Any = SimpleNamespace(
+        **{"action_low": -np.ones(3), "action_high": np.ones(3), "scaled_actions": (True,) * 3, **given}
+    )
     return load_lerobot(str(folder), "", LeRobotConfig(**wants), space)
 
 
@@ -140,14 +136,18 @@ def reference(kind: str) -> Any:
 
 @EACH_KIND
 def test_velocities_and_a_denoised_chunk_are_lerobots(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kind = kind_of(folder)
-    assert_equal_to_lerobot(load(folder, faults=FAULTS.get(kind, ())), reference(kind))
+    assert_equal_to_lerobot(load(folder), reference(kind_of(folder)))
     assert "UNEXPECTED" not in caplog.text  # as transformers calls weights that nothing computes with
 
 
 @pytest.mark.parametrize(
     ("folder", "faults"),
-    [("smolvla", ()), ("pi0", ("dark_borders",)), ("pi05", ("dark_borders",)), ("pi05", ("padded_state",))],
+    [
+        ("smolvla", ("shifted_patches",)),
+        ("pi0", ("dark_borders",)),
+        ("pi05", ("dark_borders",)),
+        ("pi05", ("padded_state",)),
+    ],
     indirect=["folder"],
 )
 def test_faults_of_a_release_are_repeated_where_they_are_asked_for_alone(folder: Path, faults: tuple[str, ...]) -> None:
@@ -182,17 +182,16 @@ def test_sizes_are_those_of_the_published_450_million(folder: Path) -> None:
     assert shapes["self_attn.k_proj.weight"] == (320, 320) and shapes["mlp.up_proj.weight"] == (2048, 720)
 
 
-def lerobot(kind: str, *arguments: object) -> None:
+def lerobot(*arguments: object) -> None:
     # its environment has no rlvlm, and needs no hub
     around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    python = ENVIRONMENTS[kind] / "bin/python"
-    subprocess.run([python, SCRIPT, *map(str, arguments)], check=True, timeout=300, env=around)
+    subprocess.run([python_of("lerobot312"), SCRIPT, *map(str, arguments)], check=True, timeout=300, env=around)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """LeRobot's own checkpoint of the same weights, whose VLM folder has all that LeRobot wants of one."""
-    lerobot(request.param, "make", path := tmp_path_factory.mktemp("lerobot") / "made", request.param)
+    lerobot("make", path := tmp_path_factory.mktemp("lerobot") / "made", request.param)
     return path
 
 
@@ -205,7 +204,7 @@ def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(made: Path, tmp_
     np.savez(tmp_path / "inputs.npz", **inputs())
     for learns in ("expert", "lora"):
         torch.manual_seed(0)  # of the adapter
-        loaded = load(made, learns=learns, faults=FAULTS.get(kind, ()))
+        loaded = load(made, learns=learns)
         with torch.no_grad():
             for weight in loaded.network.parameters():
                 if weight.requires_grad:
@@ -216,24 +215,26 @@ def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(made: Path, tmp_
         )
         saved = tmp_path / learns
         save_lerobot(changed.network, changed.checkpoint, saved)
-        lerobot(kind, "chunk", saved, tmp_path / "inputs.npz", tmp_path / "out.npz")
+        lerobot("chunk", saved, tmp_path / "inputs.npz", tmp_path / "out.npz")
         found = np.load(tmp_path / "out.npz")
         assert np.abs(found["actions"] - reference(kind)["actions"]).max() > 0.1
         assert_equal_to_lerobot(changed, found)
-        assert_equal_to_lerobot(load(saved, faults=FAULTS.get(kind, ())), found)
+        assert_equal_to_lerobot(load(saved), found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_LEROBOT[1:])
 def test_relative_actions_are_played_and_learned_as_lerobots_are(kind: str, tmp_path: Path) -> None:
-    lerobot(kind, "make", tmp_path / "made", kind, "relative")
+    lerobot("make", tmp_path / "made", kind, "relative")
     given = inputs() | {"noise": np.zeros((3, 6, 7), np.float32)}  # from which greedy chunks are denoised
     np.savez(tmp_path / "inputs.npz", **given)
     space = {"cameras": ("front", "wrist"), "proprio_size": 5, "chunk_steps": 4}
-    env: Any = SimpleNamespace(**space, action_low=np.full(3, -4.0), action_high=np.full(3, 4.0))
+    env: Any = SimpleNamespace(
+        **space, action_low=np.full(3, -4.0), action_high=np.full(3, 4.0), scaled_actions=(True,) * 3
+    )
     policy = LeRobotPolicy(VLAConfig(model=str(tmp_path / "made"), head="flow", flow=FlowConfig(steps=5)), env)
     policy.save_lerobot(tmp_path / "saved")
-    lerobot(kind, "chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
+    lerobot("chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
     found = np.load(tmp_path / "out.npz")
     seen = np.arange(3, dtype=np.float32)[:, None]
     obs = Observations(texts=tuple(given["texts"]), proprio=given["states"], snapshots=seen)
@@ -268,7 +269,7 @@ def test_numbers_of_relative_actions_are_found_by_name(
 @pytest.mark.parametrize("kind", WITH_LEROBOT)
 def test_names_and_shapes_of_the_published_size_are_lerobots(kind: str, tmp_path: Path) -> None:
     folder = write_lerobot(tmp_path / "small", kind=kind)
-    lerobot(kind, "shapes", tmp_path / "shapes.json", kind)
+    lerobot("shapes", tmp_path / "shapes.json", kind)
     network = published_smolvla(folder) if kind == "smolvla" else published_pi0(folder)
     shapes = {name: list(weight.shape) for name, weight in network.state_dict().items()}
     expected = json.loads((tmp_path / "shapes.json").read_text())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from frameworks import python_of
 from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot
 
 from rlvlm.algorithms.policy_gradient import supervised_start
@@ -34,7 +35,8 @@ pytest.importorskip("rlvlm.plugins.exchange", reason="data sets are imported by 
 from tests.plugins.exchange.test_trajectories import TwoEyes, take, told  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
-WRITERS = {"v2.1": (".envs/lerobot", ".envs/lerobot033"), "v3.0": (".envs/lerobot312", ".envs/lerobot312")}
+ENVS = python_of("").parents[1]
+WRITERS = {"v2.1": ("lerobot", "lerobot033"), "v3.0": ("lerobot312", "lerobot312")}
 """Environment of LeRobot and the folder on its path, by the version of data sets that it writes."""
 
 
@@ -97,7 +99,8 @@ def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
         target = torch.zeros(2, policy.network.horizon, policy.network.action_width)
         own = shown.actions[rows.numpy()]
         own[:, :, :6] -= shown.obs.proprio[rows.numpy(), None, :6] * bool(changes)  # all but the gripper are relative
-        target[:, : env.chunk_steps, :7] = torch.from_numpy(own / 0.3)
+        middle = (env.action_low + env.action_high) / 2
+        target[:, : env.chunk_steps, :7] = torch.from_numpy((own - middle) / 0.3)
         for _ in range(policy.flow.draws):
             eps = torch.from_numpy(rng.standard_normal(target.shape, np.float32))
             t = 0.999 * torch.from_numpy(rng.random(2, np.float32)) ** (2 / 3) + 0.001
@@ -148,7 +151,7 @@ def test_a_flow_takes_demonstrations_and_a_checkpoint_with_tokens_does_not() -> 
 def test_a_data_set_that_lerobot_wrote_feeds_a_checkpoint(
     tmp_path: Path, version: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, besides = (ROOT / folder for folder in WRITERS[version])
+    environment, besides = (ENVS / folder for folder in WRITERS[version])
     if not besides.exists():
         pytest.skip("needs LeRobot: environments/lerobot.sh")
     shrink_pi0(monkeypatch)

@@ -1,4 +1,4 @@
-"""A small random SmolVLA as LeRobot 0.4.4 writes one to a folder, and a pi0 and a pi0.5 as LeRobot 0.6.1 does.
+"""A small random SmolVLA, pi0 or pi0.5 in a folder, as LeRobot 0.6.1 writes them.
 `environments/lerobot_reference.py` makes the same ones with LeRobot's own code, so this module imports nothing of rlvlm
 before it is asked to write.
 
@@ -263,10 +263,10 @@ def write_settings(folder: Path, env: Any, kind: str, layout: dict[str, Any], **
         features["observation.state"] = {"type": "STATE", "shape": [env.proprio_size]}
         features["action"] = {"type": "ACTION", "shape": [len(env.action_low)]}
         first, second = next(iter(measured.values()))
+        middle = (np.asarray(env.action_low) + np.asarray(env.action_high)) / 2
         measured = {
-            name: {first: np.full(about["shape"], -0.3 if kind == "pi05" else 0), second: np.full(about["shape"], 0.3)}
-            for name, about in features.items()
-            if about["type"] != "VISUAL"
+            name: {first: at - 0.3 if kind == "pi05" else at, second: at + 0.3 if kind == "pi05" else at * 0 + 0.3}
+            for name, at in (("observation.state", np.zeros(env.proprio_size)), ("action", middle))
         }
         changes["input_features"] = {name: about for name, about in features.items() if name != "action"}
     config = {**CONFIGS[kind], **({"vlm_model_name": str(vlm)} if kind == "smolvla" else {}), **changes}

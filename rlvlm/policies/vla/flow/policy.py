@@ -251,7 +251,7 @@ class FlowPolicy(VLAPolicy):
         used = scale.range
         # a chunk moves such a dimension a little, while demonstrations use its whole range
         used[self.relative] = self.scales["proprio"].range[self.relative]
-        return (scale.spread > 0) & (used / (env.action_high - env.action_low) >= min_range)
+        return (scale.spread != 0) & (used / (env.action_high - env.action_low) >= min_range)
 
     def imitation(
         self, shown: Demonstrations, env: ChunkEnv, sft: Any, rng: np.random.Generator, log: Callable[[str], None]

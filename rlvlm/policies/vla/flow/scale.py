@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ _CONSTANT = 1e-6
 class Scale:
     """Scale of a feature in the env's units. Nothing is clipped: normalised numbers may exceed 1.
 
-    All four arrays have an entry per dimension.
+    All four arrays have an entry per dimension. Where a checkpoint counts in the opposite direction, `std` is negative
+    and `q99` is below `q01`.
     """
 
     mean: tuple[float, ...]
@@ -30,6 +31,8 @@ class Scale:
     """99th percentile of each dimension."""
     mode: str
     """mean_std: to mean 0 and standard deviation 1; quantiles: the percentiles to -1 and 1."""
+    constant: float = 0.0
+    """Normalised value of a dimension that never changes. LeRobot's quantiles make it -1, as the smallest value."""
 
     def __post_init__(self) -> None:
         columns = {"mean": self.mean, "std": self.std, "q01": self.q01, "q99": self.q99}
@@ -37,8 +40,10 @@ class Scale:
             raise ValueError(f"mean, std, q01 and q99 need one entry each per dimension, got {columns}")
         if not all(np.isfinite(column).all() for column in columns.values()):
             raise ValueError(f"mean, std, q01 and q99 must be finite, got {columns}")
-        if min(self.std, default=0) < 0 or any(low > high for low, high in zip(self.q01, self.q99, strict=True)):
-            raise ValueError(f"std must be at least 0 and q99 at least q01, got {columns}")
+        if any(std * (high - low) < 0 for std, low, high in zip(self.std, self.q01, self.q99, strict=True)):
+            raise ValueError(f"std and q99 - q01 must have the same sign in each dimension, got {columns}")
+        if not np.isfinite(self.constant):
+            raise ValueError(f"constant must be finite, got {self.constant}")
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
 
@@ -50,16 +55,17 @@ class Scale:
 
     @property
     def spread(self) -> FloatArray:
-        """[A] distance from the centre that becomes 1; 0 for a constant dimension."""
+        """[A] distance from the centre that becomes 1: below 0 if the direction is opposite, 0 if it is constant."""
         spread = np.array(self.std if self.mode == "mean_std" else np.subtract(self.q99, self.q01) / 2, np.float32)
-        spread[spread < _CONSTANT] = 0
+        spread[np.abs(spread) < _CONSTANT] = 0
         return spread
 
     def normalised(self, values: FloatArray) -> FloatArray:
         """Returns `values` [..., A], in the env's units, normalised for the network."""
         # (x - c) / s; a dimension that was constant is not scaled up
         spread = self.spread
-        return ((values - self.centre) / np.where(spread == 0, 1, spread)).astype(np.float32)
+        shift = np.where(spread == 0, np.float32(self.constant), np.float32(0))
+        return ((values - self.centre) / np.where(spread == 0, 1, spread) + shift).astype(np.float32)
 
     def restored(self, values: FloatArray) -> FloatArray:
         """Returns the network's `values` [..., A] in the env's units; constant dimensions stay normalised."""
@@ -68,7 +74,13 @@ class Scale:
     @property
     def range(self) -> FloatArray:
         """[A] distance between the percentiles."""
-        return np.asarray(self.q99, np.float32) - np.asarray(self.q01, np.float32)
+        return np.abs(np.asarray(self.q99, np.float32) - np.asarray(self.q01, np.float32))
+
+    def converted(self, factor: FloatArray, offset: FloatArray) -> "Scale":
+        """Returns the scale of the same normalised values for `factor` * x + `offset`, both [A], in place of x."""
+        moved = {name: np.multiply(getattr(self, name), factor) + offset for name in ("mean", "q01", "q99")}
+        columns = {**moved, "std": np.multiply(self.std, factor)}
+        return replace(self, **{name: tuple(column.tolist()) for name, column in columns.items()})
 
     @classmethod
     def measure(cls, values: FloatArray, mode: str) -> "Scale":
@@ -94,7 +106,11 @@ def read_scales(text: str) -> dict[str, Scale]:
     columns = ("mean", "std", "q01", "q99")
     try:
         return {
-            name: Scale(mode=entry["mode"], **{column: tuple(map(float, entry[column])) for column in columns})
+            name: Scale(
+                mode=entry["mode"],
+                constant=float(entry.get("constant", 0)),
+                **{column: tuple(map(float, entry[column])) for column in columns},
+            )
             for name, entry in entries.items()
         }
     except (AttributeError, KeyError, TypeError) as error:
