@@ -92,6 +92,10 @@ def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
     if not all(np.issubdtype(arrays[name].dtype, np.floating) for name in ("proprio", "actions")):
         return False
     num = len(arrays["actions"])  # C, with which all other arrays must agree
+    if "steps" in arrays and (
+        arrays["steps"].shape != (num,) or arrays["steps"].dtype.kind != "i" or arrays["steps"].min() < 1
+    ):
+        return False
     if "perturbed" in arrays and (arrays["perturbed"].shape != (num,) or arrays["perturbed"].dtype != bool):
         return False
     shapes = {"actions": (num, form.chunk_steps, form.action_size), "proprio": (num, form.proprio_size)}

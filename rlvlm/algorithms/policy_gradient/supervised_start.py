@@ -123,10 +123,10 @@ def _turns(config: TokenConfig, policy: ReplyPolicy, log: Callable[[str], None])
 def _chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
     sft = config.sft
     if sft.demonstrations:
-        shown = read_demonstrations(sft, config.task, config.env_settings, env, policy.image_px, log)
+        shown = read_demonstrations(sft, config.task, config.env_settings, env, policy, log)
     else:
         log(f"{sft.episodes} demonstrations by the task's expert")
-        shown = demonstrate_chunks(env, sft, config.seed, log)
+        shown = demonstrate_chunks(env, sft, config.seed, log, policy.horizon)
     weights: Weights | None = shown.weights
     # bins and scales that span random actions are too coarse for skilled ones
     good = np.arange(len(shown.actions)) if weights is None else np.flatnonzero(weights.is_good())

@@ -63,13 +63,16 @@ class Demonstrations:
     obs: Observations
     """Observations before M chunks; without snapshots if there are images."""
     actions: FloatArray
-    """[M, L, A] actions in the env's units."""
+    """[M, H, A] actions in the env's units: those of the chunk, and the episode's next ones up to the policy's horizon;
+    H = L where it has none."""
     begins: NDArray[np.intp]
     """[E] row of each episode's first chunk."""
     num_failures: int
     """Number of failed episodes, which are left out."""
+    known: NDArray[np.bool_] | None = None
+    """[M, H] whether a step was demonstrated; others, as after the episode's end, repeat the last one. None: all."""
     images: Frames | None = None
-    """[M, cameras, H, W, 3] stored images; None if they are drawn."""
+    """[M, cameras, height, width, 3] stored images; None if they are drawn."""
     weights: Any = None
     """Weights of chunks by a judge's labels, see `demonstrations.weighting.Weights`; None: all equal."""
 
@@ -92,6 +95,8 @@ class VLAPolicy(Policy):
     """Side of its square images, pixels."""
     comes_trained: bool = False
     """Whether it can act as loaded: then it gets no demonstrations."""
+    horizon: int | None = None
+    """H, the steps of a demonstrated chunk that it learns, at least the env's; None: as many as the env runs."""
 
     # specific to each VLA
 

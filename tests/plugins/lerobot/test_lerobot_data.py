@@ -92,7 +92,7 @@ def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
     rows = torch.tensor([0, 2])
     with torch.no_grad():
         found = imitation.loss(rows, None)
-        # the same by hand, for the steps and dimensions that the env runs
+        # the same by hand, for the dimensions that the env runs and all steps that were demonstrated
         rng, expected = np.random.default_rng(0), []
         images, words, proprio = policy.normalised(*policy.shown_inputs(env, shown.obs, shown.images))
         cache = policy.network.prefix(images[rows], words[rows], proprio[rows])
@@ -100,13 +100,16 @@ def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
         own = shown.actions[rows.numpy()]
         own[:, :, :6] -= shown.obs.proprio[rows.numpy(), None, :6] * bool(changes)  # all but the gripper are relative
         middle = (env.action_low + env.action_high) / 2
-        target[:, : env.chunk_steps, :7] = torch.from_numpy((own - middle) / 0.3)
+        target[..., :7] = torch.from_numpy((own - middle) / 0.3)
+        assert shown.known is not None
+        known = torch.from_numpy(shown.known[rows.numpy()])[..., None].expand(-1, -1, 7)
         for _ in range(policy.flow.draws):
             eps = torch.from_numpy(rng.standard_normal(target.shape, np.float32))
             t = 0.999 * torch.from_numpy(rng.random(2, np.float32)) ** (2 / 3) + 0.001
             x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
             error = policy.network.velocity(cache, x, t) - (eps - target)
-            expected.append(error[:, : env.chunk_steps, :7].square().mean())
+            squares = (error[..., :7].square() * known).sum(dim=(1, 2)) / known.sum(dim=(1, 2))
+            expected.append(squares.mean())
     torch.testing.assert_close(found, torch.stack(expected).mean(), atol=1e-4, rtol=1e-5)
     single, beside = losses_of_rows(imitation.loss, rows)  # as pairs of segments are learned
     assert single.shape == (2,) and (single > 0).all() and abs(beside.item()) < 1e-5

@@ -95,7 +95,7 @@ class FlowPolicy(VLAPolicy):
                 raise ValueError(
                     f"the network's chunks have {has} {what} and the env runs {runs}; take a checkpoint with as many"
                 )
-        self.network, self.flow = network, flow
+        self.network, self.flow, self.horizon = network, flow, network.horizon
         self.scales: dict[str, Scale] = {}
         self.relative: NDArray[np.intp] = np.arange(0)
         """Action dimensions that the network predicts relative to the same number of the proprioception before the
@@ -258,12 +258,17 @@ class FlowPolicy(VLAPolicy):
     ) -> Imitation:
         """See `VLAPolicy`: flow matching, the mean squared error of the velocity in normalised units.
 
-        The steps of a chunk after an episode's end are learned too: they are what the script would do.
+        All demonstrated steps of the network's chunk are learned, run by the env or not: where they attend to each
+        other, those that are run depend on the rest. Steps of a run chunk after an episode's end are learned too: they
+        are what the script would do.
         """
-        (length, size), network = self._size, self.network
+        (_, size), network = self._size, self.network
         actions = torch.zeros(len(shown.actions), *self.is_real.shape)
+        is_learned = torch.zeros_like(actions, dtype=torch.bool)
         own = shown.actions - self.origin(shown.obs.proprio)
-        actions[:, :length, :size] = torch.from_numpy(self.scales["action"].normalised(own))
+        known = np.ones(own.shape[:2], bool) if shown.known is None else shown.known
+        actions[:, : own.shape[1], :size] = torch.from_numpy(self.scales["action"].normalised(own))
+        is_learned[:, : own.shape[1], :size] = torch.from_numpy(known)[..., None]
         images, token_ids, proprio = self.normalised(*self.shown_inputs(env, shown.obs, shown.images))
         offsets = None
         if network.predicts_offsets and shown.images is None:
@@ -274,13 +279,13 @@ class FlowPolicy(VLAPolicy):
                 network.prefix(images[rows], token_ids[rows], proprio[rows]),
                 torch.zeros((), device=self.device),
             )
-            target = actions[rows].to(self.device)
+            target, is_there = actions[rows].to(self.device), is_learned[rows].to(self.device)
             weight = torch.ones(len(rows)) if weights is None else weights
             for _ in range(self.flow.draws):
                 eps = torch.from_numpy(rng.standard_normal(target.shape, np.float32)).to(self.device)
                 t = training_times(torch.from_numpy(rng.random(len(rows), np.float32))).to(self.device)
                 velocity = network.velocity(cache, noised(target, eps, t), t)
-                errors = flow_matching_loss(velocity, target, eps, self.is_real)
+                errors = flow_matching_loss(velocity, target, eps, is_there)
                 total = total + (errors * weight.to(errors)).mean() / self.flow.draws
             if offsets is not None:
                 total = total + offsets.loss(network.predict_offsets(cache), rows, rng)
