@@ -29,6 +29,8 @@ _FREE_BYTES = 64 * 2**20
 """Unpacked size of arrays that is always allowed, however small the file, in bytes."""
 _MAX_RATIO = 100
 """Bytes unpacked per byte of a file, beyond that; floats of a simulator shrink to a third, zeros to a thousandth."""
+_MAX_DIGITS = 300
+"""Digits of an integer in JSON; the largest float has 309."""
 
 _BLOB = re.compile(r"((?:\.\./)+)blobs/([0-9a-f]{40}|[0-9a-f]{64})")
 """Link of a Hugging Face cache: up to the repository's folder, and to a file named by its SHA-1 or SHA-256."""
@@ -179,12 +181,18 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: it is nested too deeply, or not JSON.
+        ValueError: it is nested too deeply, not JSON, or has an integer beyond every float.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:  # readers compare numbers with floats, which ends in an OverflowError
+        raise ValueError(f"it has a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def check_claim(num_bytes: int, file_bytes: int) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.disk import append_whole, replacing, write_json
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import MAX_JSON_BYTES, open_inside, read_arrays, read_json
+from rlvlm.core.foreign import MAX_JSON_BYTES, open_inside, parse_json, read_arrays, read_json
 from rlvlm.core.trust import check_folder, foreign_code, remember
 from rlvlm.demonstrations.records import CorruptRecord, EpisodeRecord, from_json, to_json
 from rlvlm.envs.config import current_settings
@@ -121,7 +121,7 @@ class DemonstrationFolder:
         with open_inside(self.path, self._lines) as lines:
             while line := lines.readline(MAX_JSON_BYTES):  # an endless line is split into damaged parts
                 try:
-                    found = json.loads(line)
+                    found = parse_json(line)
                     arrays: dict[str, NDArray[Any]] = {}
                     if found["arrays"]:
                         if not _ID.fullmatch(str(found["id"])):  # lines are untrusted: the id could name any file

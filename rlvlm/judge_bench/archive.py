@@ -22,7 +22,7 @@ import numpy as np
 
 from rlvlm.core.disk import replacing
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular
+from rlvlm.core.foreign import MAX_JSON_BYTES, open_regular, parse_json
 from rlvlm.core.steps import Frames
 from rlvlm.labels.images import MAX_PIXELS, is_digest
 
@@ -91,7 +91,7 @@ class Archive:
                 raise ValueError("it was altered: the hash of its questions is another one")
         for line, row in enumerate(text.splitlines(), start=1):
             with _reading(self.path, f"{member}, line {line}"):
-                value = json.loads(row)
+                value = parse_json(row)
             yield f"{self.path}: {member}, line {line}", value
 
     def images(self, number: int) -> tuple[Frames, ...]:
@@ -124,7 +124,7 @@ def open_archive(path: Path) -> Archive:
         UsageError: the file is no frozen suite, is damaged, or was altered.
     """
     with _reading(path, _HEAD) as archive:
-        facts = json.loads(_read(archive, _HEAD, MAX_JSON_BYTES))
+        facts = parse_json(_read(archive, _HEAD, MAX_JSON_BYTES))
         if facts.pop("version") != VERSION:
             raise ValueError(f"it is not of version {VERSION}")
         digest, rows = facts.pop("digest"), facts.pop("tasks")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.disk import append_whole
-from rlvlm.core.foreign import open_inside
+from rlvlm.core.foreign import open_inside, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def decode_line(line: bytes) -> dict[str, Any]:
     if line[_CHECKSUM_CHARS : _CHECKSUM_CHARS + 1] != b" " or checksum != b"%08x" % zlib.crc32(body):
         raise CorruptLine("its checksum does not fit")
     try:
-        record = json.loads(body)
-    except (ValueError, RecursionError) as error:  # an attacker can compute a checksum too
+        record = parse_json(body)
+    except ValueError as error:  # an attacker can compute a checksum too
         raise CorruptLine(f"no JSON behind its checksum: {type(error).__name__}") from error
     if not isinstance(record, dict):
         raise CorruptLine(f"a JSON object is wanted, got {type(record).__name__}")

@@ -77,10 +77,15 @@ def test_a_table_that_claims_more_rows_than_its_file_may_hold_is_refused(tmp_pat
 
 
 def test_json_of_others_is_bounded_in_size_and_depth(tmp_path: Path) -> None:
-    for name, text, reason in (("deep", "[" * 100_000, "too deeply"), ("long", json.dumps("x" * 100), "more than 50")):
+    files = (
+        ("deep", "[" * 100_000, "too deeply"),
+        ("long", json.dumps("x" * 100_000), "more than"),
+        ("digits", f"[{10**400}]", "a number of 401 digits"),
+    )
+    for name, text, reason in files:
         (tmp_path / name).write_text(text)
         with pytest.raises(ValueError, match=reason):
-            read_json(tmp_path / name, 2**20 if name == "deep" else 50)
+            read_json(tmp_path / name, 100_000)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         open_regular(tmp_path / "pipe")

@@ -19,7 +19,7 @@ from PIL import Image
 
 from rlvlm.core.disk import replacing
 from rlvlm.core.errors import UsageError
-from rlvlm.core.foreign import open_inside, read_text
+from rlvlm.core.foreign import open_inside, parse_json, read_text
 from rlvlm.demonstrations.card import FilterConfig, select
 from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
@@ -161,8 +161,8 @@ def _chats(file: Path) -> Iterator[Any]:
     try:
         text = read_text(file, _MAX_BYTES)
         lines = filter(str.strip, text.split("\n"))  # splitlines would also split at U+2028 within a string
-        yield from json.loads(text) if text.lstrip()[:1] == "[" else map(json.loads, lines)
-    except (OSError, ValueError, RecursionError) as error:
+        yield from parse_json(text) if text.lstrip()[:1] == "[" else map(parse_json, lines)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read as chats: {error}", "a JSON array, or one object per line") from error
 
 

@@ -1,4 +1,4 @@
-"""`rlvlm judge-bench table` and `rlvlm judge-bench harvest`."""
+"""`rlvlm judge-bench table`, `asked-again` and `harvest`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,20 @@ class TableArguments:
     items: Path | None = None
     """File of the frozen suite that the entries are about, at least its questions; by default the only .zip beside
     the first entry."""
+
+
+@dataclass(frozen=True)
+class AskedAgainArguments:
+    """Note beside an entry that a maintainer asked its judge again, about items that nobody else has."""
+
+    entry: tyro.conf.Positional[Path]
+    """The entry."""
+    again: tyro.conf.Positional[Path]
+    """Entry of the same judge about the second suite, as `judge-bench SECOND.zip` writes it."""
+    second: Path
+    """The second suite: `judge-bench freeze SUITE --seed NUMBER --out SECOND.zip`, with a number that is not public."""
+    items: Path | None = None
+    """File of the suite that the entry is about; by default the only .zip beside it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,14 @@ def table(words: Sequence[str], prog: str) -> int:
     from rlvlm.plugins.judge_table.page import compare_entries  # numpy: not needed for help
 
     return compare_entries(arguments.entries, arguments.items, arguments.out)
+
+
+def asked_again(words: Sequence[str], prog: str) -> int:
+    """Runs `judge-bench asked-again ENTRY AGAIN --second FILE.zip`."""
+    arguments = parse(AskedAgainArguments, words, prog)
+    from rlvlm.plugins.judge_table.checks import note_asked_again  # numpy: not needed for help
+
+    return note_asked_again(arguments.entry, arguments.again, arguments.items, arguments.second)
 
 
 def harvest(words: Sequence[str], prog: str) -> int:

@@ -1,9 +1,11 @@
 """Entries of a table of judges: one small JSON file per judge, with figures recomputed from its answers.
 
-An entry belongs to a frozen suite: it names the suite's hash, and has the answers in the order of asking. Questions,
-truth and colours come from the suite's file, so that no entry can claim its own truth. All content is untrusted.
+An entry belongs to a frozen suite: it names the suite's hash, and has the answers in the order of asking, with the
+replies behind them where the judge wrote any. Questions, truth and colours come from the suite's file, so that no entry
+can claim its own truth. All content is untrusted, answers too, since the truth is public: see `checks`.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.judging import Label, Stamp, Status
-from rlvlm.judge_bench.archive import MAX_FRAMES, Archive, open_archive
+from rlvlm.judge_bench.archive import MAX_FRAMES, SUFFIX, Archive, open_archive
 from rlvlm.judge_bench.asking import Answer, asking_order, first_for_person
 from rlvlm.judge_bench.bench import Measured, summarise
 from rlvlm.judge_bench.figures import cost_figures
@@ -32,6 +34,9 @@ COSTS = ("answers_per_s", "usd_per_1000")
 """Figures of an entry's own machine and bill, which cannot be recomputed from its answers."""
 ALL = "all tasks"
 _MAX_BYTES = 4 * 2**20
+_MAX_COST = 1e9
+_MAX_TEXT = 500
+"""Characters of a reply, as many as a bench keeps."""
 _LETTERS = {
     "l": (Status.OK, Label.LEFT), "r": (Status.OK, Label.RIGHT), "t": (Status.NO_PREFERENCE, Label.TIE),
     "x": (Status.INVALID, None), "f": (Status.FAILED, None),
@@ -61,6 +66,8 @@ class Entry:
     """Figures as returned by `figures_of`."""
     cost: Mapping[str, float | None]
     """Figures named in `COSTS`; None if not reported."""
+    asked: str
+    """SHA-256 of judge, questions and answers."""
 
 
 def read_questions(path: Path) -> Questions:
@@ -73,6 +80,19 @@ def read_questions(path: Path) -> Questions:
     return Questions(
         archive=archive, tasks={entry.task: frozen_items(archive, entry.task, None) for entry in archive.tasks}
     )
+
+
+def suite_beside(entry: Path) -> Path:
+    """Returns the only frozen suite in the folder of an entry.
+
+    Raises:
+        UsageError: there are several, or none.
+    """
+    beside = sorted(entry.parent.glob(f"*{SUFFIX}"))
+    if len(beside) != 1:
+        what = f"{entry.parent} has {len(beside)} files of frozen suites, and one says what was asked"
+        raise UsageError(what, f"--items FILE{SUFFIX}")
+    return beside[0]
 
 
 def write_entry(found: Measured, name: str, folder: Path) -> None:
@@ -106,6 +126,9 @@ def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]
             ("f" if answer.status == Status.FAILED else "x")
             for answer in scores
         ]  # fmt: skip
+        replies = {"pairs": [answer.text for answer in pairs], "scores": [answer.text for answer in scores]}
+        if any(any(texts) for texts in replies.values()):
+            answers[task]["replies"] = replies
     cost = cost_figures(found.rows()[1])
     value = {
         "version": VERSION,
@@ -141,6 +164,7 @@ def read_entry(path: Path, questions: Questions) -> Entry:
     Raises:
         UsageError: the file is no entry, is about other items, or its figures do not follow from its answers.
     """
+    # whatever a file may hold ends in this one error, so that one bad entry does not end a page of many
     fix = "rlvlm judge-bench FILE.zip writes one"
     try:
         value = read_json(path, _MAX_BYTES)
@@ -154,16 +178,23 @@ def read_entry(path: Path, questions: Questions) -> Entry:
         name, cost = value["name"], {key: value["cost"][key] for key in COSTS}
         if not (isinstance(name, str) and 0 < len(name) <= 120 and name.isprintable()):
             raise ValueError("its name is no line of up to 120 characters")
-        if not all(number is None or (_is_number(number) and number >= 0) for number in cost.values()):
-            raise ValueError("its cost is no number >= 0")
+        if not all(number is None or (_is_number(number) and 0 <= number <= _MAX_COST) for number in cost.values()):
+            raise ValueError(f"its cost is no number in [0, {_MAX_COST:.0e}]")
         row = _row(_measured(value, questions))
         figures = figures_of(row)
         for place, claimed, own in _different(value["figures"], figures, ()):
             said = f"{', '.join(place)} is {claimed!r:.60}, and its answers give {own!r:.60}"
             raise UsageError(f"{path}: its figures do not follow from its answers: {said}", fix)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"{path} is no entry: {type(error).__name__}: {error}", fix) from error
-    return Entry(name=name, row=row, figures=figures, cost=cost)
+    asked = {key: value[key] for key in ("judge", "digest", "frames", "seed", "score", "answers")}
+    return Entry(
+        name=name,
+        row=row,
+        figures=figures,
+        cost=cost,
+        asked=hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest(),
+    )
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,10 +253,17 @@ def _answers(
 ) -> Iterator[Answer]:
     """Yields the answers to a task; raises as `_measured` does."""
     task, probabilities = frozen.made.task, given.get("p") or [None] * len(given["pairs"])
+    if len(probabilities) != len(given["pairs"]):
+        raise ValueError(f"{task} has {len(probabilities)} probabilities for {len(given['pairs'])} pairs")
     for kind in ("pairs", "scores"):
         # a judge that only scores, or only compares, leaves the other kind out
         if len(given[kind]) not in (0, len(order[kind])):
             raise ValueError(f"{task} has {len(given[kind])} answers to {len(order[kind])} {kind}")
+        texts = given["replies"][kind] if "replies" in given else [""] * len(given[kind])
+        if len(texts) != len(given[kind]) or not all(
+            isinstance(text, str) and len(text) <= _MAX_TEXT for text in texts
+        ):
+            raise ValueError(f"{task} has not one reply of up to {_MAX_TEXT} characters for each of its {kind}")
         for place, ((item, swapped), said) in enumerate(zip(order[kind], given[kind], strict=False)):
             colours = frozen.colours[item][::-1] if swapped else frozen.colours[item]
             label, numeric, p = None, math.nan, None
@@ -245,6 +283,7 @@ def _answers(
                 label=str(label or ""),
                 value=numeric,
                 p=p,
+                text=texts[place],
                 colours=colours,
             )
 

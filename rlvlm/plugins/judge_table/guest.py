@@ -1,4 +1,4 @@
-"""What this guest adds: `judge-bench table` and `harvest`, and an entry beside each bench of a frozen suite."""
+"""What this guest adds: `judge-bench table`, `asked-again`, `harvest`, and an entry of each bench of a frozen suite."""
 
 from rlvlm.core.guests import Command, Guest
 
@@ -9,6 +9,10 @@ GUEST = Guest(
         "judge-bench table": Command(
             call="rlvlm.plugins.judge_table.commands:table",
             text="ENTRY... --out FILE   a page of entries with a sortable table, as compare --out makes it",
+        ),
+        "judge-bench asked-again": Command(
+            call="rlvlm.plugins.judge_table.commands:asked_again",
+            text="ENTRY AGAIN --second FILE   notes that a judge of the table was asked again",
         ),
         "judge-bench harvest": Command(
             call="rlvlm.plugins.judge_table.commands:harvest",

@@ -3,15 +3,16 @@
 import base64
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.judge_bench.archive import SUFFIX
-from rlvlm.plugins.judge_table.entries import ALL, Entry, Questions, read_entry, read_questions
+from rlvlm.core.foreign import visible
+from rlvlm.plugins.judge_table.checks import doubt_about, read_notes
+from rlvlm.plugins.judge_table.entries import ALL, Entry, Questions, read_entry, read_questions, suite_beside
 from rlvlm.templates import render
 
 _COLUMNS = {
@@ -44,12 +45,13 @@ class _Cell:
     """Bounds of the interval, in percent of the scale from 0 to 1."""
     note: str = ""
     grade: str = ""
+    warning: str = ""
     details: Sequence[str] = ()
     is_text: bool = False
 
 
 def compare_entries(paths: Sequence[Path], items: Path | None, out: Path) -> int:
-    """Writes the page of several entries, and returns the exit code.
+    """Writes the page of several entries, and returns the exit code; a bad entry is a line of its own.
 
     Args:
         paths: files of entries, all about one frozen suite.
@@ -57,24 +59,52 @@ def compare_entries(paths: Sequence[Path], items: Path | None, out: Path) -> int
         out: file of the page.
 
     Raises:
-        UsageError: a file is damaged, entries are about other items, or figures do not follow from their answers.
+        UsageError: the suite's file is damaged.
     """
-    if items is None:
-        beside = sorted(paths[0].parent.glob(f"*{SUFFIX}"))
-        if len(beside) != 1:
-            what = f"{paths[0].parent} has {len(beside)} files of frozen suites, and one says what was asked"
-            raise UsageError(what, f"--items FILE{SUFFIX}")
-        items = beside[0]
-    questions = read_questions(items)
-    write_whole(out, judges_page([read_entry(path, questions) for path in paths], questions))
-    plain_console(soft_wrap=True).print(f"{len(paths)} judges: {out}")
+    questions, console = read_questions(items or suite_beside(paths[0])), plain_console(soft_wrap=True)
+    shown, refused, notes = [], {}, {folder: read_notes(folder) for folder in {path.parent for path in paths}}
+    for path in paths:
+        try:
+            entry = read_entry(path, questions)
+            shown.append(Shown(entry=entry, is_asked_again=entry.asked in notes[path.parent]))
+        except UsageError as error:  # the others are shown
+            refused[path.name] = visible(str(error)).removeprefix(f"{path}")
+            console.print(f"refused: {visible(str(error))}")
+    write_whole(out, judges_page(shown, refused, questions))
+    count = f"{len(shown)} judges" if not refused else f"{len(shown)} judges, {len(refused)} refused"
+    console.print(f"{count}: {out}")
     return EXIT_DONE
 
 
-def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
-    """Returns the page's HTML: one row per entry, those with the fewest faults first."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """An entry, and whether a maintainer asked its judge again; if not, all is as its author says."""
+
+    entry: Entry
+    is_asked_again: bool
+
+    @property
+    def doubt(self) -> str:
+        """Why the answers look written from the truth; empty if they do not, or the judge was asked again."""
+        return "" if self.is_asked_again else doubt_about(self.entry)
+
+
+def judges_page(entries: Sequence[Shown], refused: Mapping[str, str], questions: Questions) -> str:
+    """Returns the page's HTML: a row of each entry, those with the fewest faults first, and a line of each refused one.
+
+    Entries that are too near the truth come after the others.
+
+    Args:
+        entries: the entries.
+        refused: reasons by file.
+        questions: questions of the suite.
+    """
     tasks = list(questions.tasks)
-    heads = [_Head(name="judge", first="low"), *(_Head(name=name) for name in _COLUMNS.values())]
+    heads = [
+        _Head(name="judge", first="low"),
+        _Head(name="answers", first="low"),
+        *(_Head(name=name) for name in _COLUMNS.values()),
+    ]
     heads += [
         _Head(name="faults", first="low"),
         _Head(name="labels a second"),
@@ -82,7 +112,15 @@ def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
     ]
     heads += [_Head(name=_COLUMNS[figure], task=task) for task in tasks for figure in _TASK_COLUMNS]
     # a judge that a policy can fool may well have the highest figures
-    ordered = sorted(entries, key=lambda entry: (len(entry.figures["faults"]), -_area(entry), entry.name))
+    ordered = sorted(
+        entries,
+        key=lambda shown: (
+            bool(shown.doubt),
+            len(shown.entry.figures["faults"]),
+            -_area(shown.entry),
+            shown.entry.name,
+        ),
+    )
     folder = Path(__file__).parent
     script = render(folder / "judges.js")
     return render(
@@ -91,7 +129,8 @@ def judges_page(entries: Sequence[Entry], questions: Questions) -> str:
         suite=questions.archive.suite,
         digest=questions.archive.digest,
         heads=heads,
-        rows=[_row(entry, tasks) for entry in ordered],
+        rows=[_row(shown, tasks) for shown in ordered],
+        refused=refused,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
@@ -101,9 +140,12 @@ def _area(entry: Entry) -> float:
     return -math.inf if found is None else found[0]
 
 
-def _row(entry: Entry, tasks: Sequence[str]) -> list[_Cell]:
+def _row(shown: Shown, tasks: Sequence[str]) -> list[_Cell]:
+    entry = shown.entry
     faults = entry.figures["faults"]
+    asked = "asked again" if shown.is_asked_again else "self-reported"
     row = [_Cell(value=entry.name, shown=entry.name, note=_stamp(entry), is_text=True)]
+    row.append(_Cell(value=asked, shown=asked, warning=shown.doubt, is_text=True))
     row += [_figure_cell(entry, ALL, figure) for figure in _COLUMNS]
     row.append(_Cell(value=len(faults), shown=f"{len(faults)}", details=faults))
     for cost, digits in (("answers_per_s", 1), ("usd_per_1000", 2)):
