@@ -5,7 +5,7 @@ For inspection (`rlvlm check-task`, `rlvlm.judge_bench`); no policy learns from 
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
+from rlvlm.envs.pixels import PixelEnv
 from rlvlm.envs.playing import Slot
 from rlvlm.envs.playing import play as play_slots
 
@@ -43,6 +44,9 @@ class Episode:
     """Result of the env's own success test at each moment of `looked`."""
     answers: tuple[Any, ...] = ()
     """What the player answered, in the form that the env takes, so that the same motion can be played elsewhere."""
+    states: FloatArray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """[L, D] numbers that tell apart the moments of `looked`: their snapshots or, for envs in steps whose snapshots
+    only name kept images, their observations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,8 @@ class Style:
     """Whether the player then does nothing (if the env has such an action) rather than random actions."""
 
 
+Script = Callable[[FloatArray], FloatArray]
+"""Function from an observation of an env in steps to an action."""
 Choose = Callable[[Any, float], Any]
 """Function from an observation and the progress so far to an answer; None if the player cannot play this env."""
 
@@ -73,9 +79,7 @@ def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
     return found
 
 
-def player_of(
-    env: Env[Any, Any], seed: int, style: Style, script: Callable[[FloatArray], FloatArray] | None = None
-) -> Choose:
+def player_of(env: Env[Any, Any], seed: int, style: Style, script: Script | None = None) -> Choose:
     """Returns a player of `env` in that style; the seed decides its random choices, and `script` replaces the own
     script of envs in steps.
     """
@@ -180,16 +184,19 @@ def record(slot: Slot) -> Episode:
     """Returns the record of a slot's episode as far as it was played."""
     counts = [len(snapshots) for snapshots in slot.snapshots]
     successes = tuple(bool(info["success"]) for info in slot.infos)
+    snapshots, looked = np.concatenate(slot.snapshots), np.cumsum(counts) - 1
+    is_named = isinstance(slot.env, PixelEnv) and isinstance(slot.env, StepEnv)
     return Episode(
         seed=slot.start,
-        snapshots=np.concatenate(slot.snapshots),
+        snapshots=snapshots,
         # a chunk has a snapshot and a reward for each of its steps, but one progress, at its end
         progress=np.array([info["progress"] for info in slot.infos], np.float32).repeat(counts),
         rewards=np.concatenate([np.zeros(0, np.float32), *slot.env_rewards]).astype(np.float32),
         is_success=any(successes),
         actions=tuple(answer for answer in slot.answers if isinstance(answer, str)),
         goal=slot.goal,
-        looked=tuple((np.cumsum(counts) - 1).tolist()),
+        looked=tuple(looked.tolist()),
         successes=successes,
         answers=tuple(slot.answers),
+        states=np.stack(slot.seen) if is_named else snapshots[looked],
     )

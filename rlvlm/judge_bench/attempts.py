@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvlm.demonstrations.playing import Choose, Episode, Style, play, player_of, record, replay
+from rlvlm.demonstrations.playing import Choose, Episode, Script, Style, play, player_of, record, replay
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, StepEnv, TurnEnv
 from rlvlm.envs.playing import Slot
 from rlvlm.judge_bench.items import MIN_GAP, Item
@@ -201,13 +201,13 @@ def _worth(episode: Episode, moment: int) -> float:
     return 1.0 if episode.successes[moment] else float(episode.progress[moment])
 
 
-def walk(env: Env[Any, Any], start: int, style: Style) -> Episode | None:
-    """Returns the script's episode step by step, also in chunks, continued beyond its success by its last motion; None
-    if there is no script.
+def walk(env: Env[Any, Any], start: int, style: Style, script: Script | None = None) -> Episode | None:
+    """Returns the episode of the env's script, or of `script` for envs in steps, one step after the other, also in
+    chunks, continued beyond its success by its last motion; None if there is no script.
     """
     slot = Slot(env)
     slot.begin(start)
-    choose = player_of(env, start, style)
+    choose = player_of(env, start, style, script)
     steps: list[Any] = []
     beyond = 0
     while not slot.is_over:

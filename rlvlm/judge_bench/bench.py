@@ -168,7 +168,8 @@ def rehearse_task(
         try:
             rehearsal = rehearse(
                 judge, task, env, suite.rehearse, kind=kind, name=judge.stamp.judge, size_px=config.image_px,
-                num_frames=found.num_frames, seed=found.seed, goal=suite.goal, is_stopped=is_stopped,
+                num_frames=found.num_frames, seed=found.seed, goal=suite.goal, script=suite.player,
+                is_stopped=is_stopped,
             )  # fmt: skip
         except (UnsupportedQuestion, JudgeUnavailable) as error:
             log(f"{task}: no rehearsal of {kind}: {first_line(error)}")

@@ -1,13 +1,12 @@
 """Suites: the tasks that a judge is asked about, and the number of items. Played from fixed seeds, not fetched."""
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.evaluations import is_evaluation
+from rlvlm.demonstrations.playing import Script
 from rlvlm.demonstrations.recordings import MAX_ROWS, TABLES
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
@@ -58,7 +57,7 @@ class Suite:
     """Frozen file whose items are asked about instead of new ones; it determines their number."""
     draw_path: bool = False
     """Whether the hand's path is drawn on the last image of each side."""
-    player: Callable[[FloatArray], FloatArray] | None = None
+    player: Script | None = None
     """Policy that plays envs in steps instead of their script: an action [A] in [-1, 1] for an observation [D]."""
 
 

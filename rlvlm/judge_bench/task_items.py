@@ -103,8 +103,10 @@ def make_items(suite: Suite, task: str, config: EnvConfig, size_px: int, seed: i
     hacked = suite.hacked if known else ()
     items += [_hacked_item(env, episode) for episode in hacked if bool(episode.action) == asks_turns]
     if known and not asks_turns:  # last, so that all other items stay as they are
-        items += attempt_items(env, known, suite.attempts, seed, suite.start)
-        items += _line_items(task, config, suite.line, seed)
+        played = attempt_items(env, known, suite.attempts, seed, suite.start) + _line_items(
+            task, config, suite.line, seed
+        )
+        items += [replace(item, goal=suite.goal or item.goal) for item in played]
     size = None if isinstance(env, TurnEnv) else size_px  # turns are drawn as their policies see them
     made = _task_items(task, items, lambda snapshots, camera: env.draw_sized(snapshots, size, camera), env.close)
     return replace(made, note=note, paint=env.draw_path if env.draws_path else None)

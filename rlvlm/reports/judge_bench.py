@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.guests import guests, load
+from rlvlm.core.judging import Clip
 from rlvlm.core.steps import Frames
 from rlvlm.envs.registry import find_task, make_env, task_env, task_goal
 from rlvlm.judge_bench.archive import SUFFIX, Archive
@@ -26,10 +28,13 @@ from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judge_bench.table import answer_rows
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
 from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
+from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.export import SCHEMA, write_parquet
 from rlvlm.labels.images import MAX_PIXELS, image_digest
+from rlvlm.labels.people import PeopleQueue
 from rlvlm.labels.store import LabelStore
 from rlvlm.pages.answers import ANSWERS_FILE
 from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
@@ -38,6 +43,9 @@ from rlvlm.reports.options import BenchOptions, FreezeOptions
 from rlvlm.runs.folder import find_folder
 from rlvlm.serving.config import PageConfig
 from rlvlm.serving.label_page import person_judge
+
+_DONE = 4
+"""Rating by a person, of 1 to 5, from which on an episode counts as done."""
 
 
 def bench_judge(options: BenchOptions) -> int:
@@ -96,6 +104,7 @@ def bench_judge(options: BenchOptions) -> int:
             is_stopped=lambda: bool(stop),
             on_task=worst.add,
         )
+    _ask_people(found, out, console.print)
     row = summarise(found)
     row["bench"]["goal_image"] = "" if image is None else image_digest(image[0])
     # other tasks are left to reports of runs: an answer about drawers says little about blocks
@@ -155,10 +164,35 @@ def _print_price(suite: Suite, judge: Judge | Reference, options: BenchOptions, 
     return EXIT_DONE
 
 
+def _ask_people(found: Measured, out: Path, log: Callable[[str], None]) -> None:
+    """Lets people say which of the ends that a judge likes best are done, where a rehearsal met no success: posts the
+    questions in a label store of `out`, and grades by the answers once all are there.
+    """
+    for task, rehearsals in found.rehearsals.items():
+        for index, each in enumerate(rehearsals):
+            if each.verdict != "no success was met" or not each.failures:
+                continue
+            store = LabelStore(out / "people" / f"{task.replace('/', '-').replace(':', '-')}-{each.kind}")
+            queue = PeopleQueue(store)
+            queue.refresh()
+            if not queue.asked:
+                clips = [Clip(goal=episode.goal, frames=frames) for episode, frames in each.failures]
+                HumanJudge(JudgeConfig(backend="human"), store).ask(clips)
+                queue.refresh()
+            said = [asked.agreed(is_final=True) for asked in queue.asked.values()]
+            if None in said:
+                log(
+                    f"{task}: no success is known, so people say which of the {len(said)} ends that the judge likes "
+                    f"best are done ({said.count(None)} wait): rlvlm labels ask {store.folder}; then this command again"
+                )
+            elif done := [rating >= _DONE for rating in said if isinstance(rating, int | float)]:
+                rehearsals[index] = each.as_said(done)
+
+
 def _write_failures(found: Measured, out: Path) -> None:
     """Writes the failures that a judge liked best in the rehearsals of each task, as suites for other judges."""
     for task, rehearsals in found.rehearsals.items():
-        if episodes := [episode for each in rehearsals for episode, _ in each.failures]:
+        if episodes := [episode for each in rehearsals if each.draws_past for episode, _ in each.failures]:
             write_suite(out / f"{task.replace('/', '-')}{HACKED_SUFFIX}", task, episodes)
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.demonstrations.playing import replay
+from rlvlm.demonstrations.playing import Episode, Script, Style, replay
 from rlvlm.envs.config import ChunkEnvConfig, EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.registry import make_env
+from rlvlm.judge_bench.attempts import walk
 
 _KNOTS = 8
 """Parts of an episode, in each of which an action is held: the sequences stay few numbers long."""
@@ -24,6 +25,8 @@ _KEPT = 0.3
 """Share of the former mean and spread that is kept when plans are drawn anew."""
 _AT_ONCE = 4_096
 """Plans that are played side by side."""
+_RANKED = 16
+"""Episodes whose rewards are ranked, where an env has no progress."""
 _MIN_SHARE = 0.02
 """Smallest probability of an action in turns."""
 _FIRST_SEED = 2**35 + 500_000
@@ -35,11 +38,11 @@ class Ends:
     """Ends of N played plans."""
 
     first: FloatArray
-    """[N, S] snapshots of the starts."""
+    """[N, S] states of the starts, as in `Episode.states`."""
     last: FloatArray
-    """[N, S] snapshots of the ends."""
+    """[N, S] states of the ends."""
     progress: FloatArray
-    """[N] simulator's progress at the end."""
+    """[N] simulator's progress at the end; see `Plans.progress_of` for envs that have none."""
     success: NDArray[np.bool_]
     """[N] whether the goal is reached at the end."""
     goals: tuple[str, ...]
@@ -86,10 +89,31 @@ class Plans(ABC):
     Args:
         env: env that plays them.
         horizon: env steps, turns or, for envs in chunks, actions of a plan.
+        script: player in place of the env's own script, for envs in steps.
     """
 
-    def __init__(self, env: Env[Any, Any], horizon: int) -> None:
-        self.env, self.horizon = env, horizon
+    def __init__(self, env: Env[Any, Any], horizon: int, script: Script | None = None) -> None:
+        self.env, self.horizon, self._script = env, horizon, script
+        self._rewards: FloatArray | None = None
+
+    def rank_rewards(self, starts: Sequence[int], rng: np.random.Generator) -> None:
+        """Plays a random plan from each of `starts`, and from then on reads progress from rewards."""
+        drawn = self.draw(self.prior(1), len(starts), rng)[0]
+        played = [replay(self.env, start, self.answers(plan)) for start, plan in zip(starts, drawn, strict=True)]
+        self._rewards = np.sort(np.concatenate([episode.rewards for episode in played]))
+
+    def walk(self, start: int, style: Style) -> Episode | None:
+        """Returns the script's episode, see `attempts.walk`."""
+        return walk(self.env, start, style, self._script)
+
+    def progress_of(self, episode: Episode) -> FloatArray:
+        """Returns [T + 1] progress of an episode or, after `rank_rewards`, the rank of the reward that led to each
+        moment among those met, from 0 to 1.
+        """
+        if self._rewards is None:
+            return episode.progress
+        ranks = np.interp(episode.rewards, self._rewards, np.linspace(0, 1, len(self._rewards))).astype(np.float32)
+        return np.concatenate([ranks[:1], ranks])
 
     @abstractmethod
     def prior(self, count: int) -> Any:
@@ -119,9 +143,9 @@ class Plans(ABC):
         """Plays plans [N, ...] from `starts` [N]; keeps all moments if asked to."""
         episodes = [replay(self.env, start, self.answers(plan)) for start, plan in zip(starts, plans, strict=True)]
         return Ends(
-            first=np.stack([episode.snapshots[0] for episode in episodes]),
-            last=np.stack([episode.snapshots[-1] for episode in episodes]),
-            progress=np.array([episode.progress[-1] for episode in episodes], np.float32),
+            first=np.stack([episode.states[0] for episode in episodes]),
+            last=np.stack([episode.states[-1] for episode in episodes]),
+            progress=np.array([self.progress_of(episode)[-1] for episode in episodes], np.float32),
             success=np.array([episode.successes[-1] for episode in episodes], bool),
             goals=tuple(episode.goal for episode in episodes),
             shown=tuple(episode.snapshots for episode in episodes) if keep else (),
@@ -131,8 +155,8 @@ class Plans(ABC):
 class NumberPlans(Plans):
     """Plans of envs whose actions are numbers: knots [K, A] in units of their range, each held for some steps."""
 
-    def __init__(self, env: Env[Any, Any], horizon: int) -> None:
-        super().__init__(env, horizon)
+    def __init__(self, env: Env[Any, Any], horizon: int, script: Script | None = None) -> None:
+        super().__init__(env, horizon, script)
         if isinstance(env, ChunkEnv):
             self._low, self._high = env.action_low, env.action_high
             self.horizon = -(-horizon // env.chunk_steps) * env.chunk_steps
@@ -239,8 +263,9 @@ class WordPlans(Plans):
         return [self.env.action_text(int(action)) for action in plan]
 
 
-def make_plans(task: str, config: EnvConfig, horizon: int, seed: int) -> Plans:
-    """Returns the plans of a task's env, which goes on after success where it can: an end tells nothing then.
+def make_plans(task: str, config: EnvConfig, horizon: int, seed: int, script: Script | None = None) -> Plans:
+    """Returns the plans of a task's env, which goes on after success where it can: an end tells nothing then. Where an
+    env has no progress, its rewards say how far an episode is.
 
     Raises:
         UsageError: there is no such task.
@@ -248,7 +273,10 @@ def make_plans(task: str, config: EnvConfig, horizon: int, seed: int) -> Plans:
     if isinstance(config, ChunkEnvConfig):
         config = replace(config, continue_after_success=True)
     env = make_env(task, config, seed)
-    return WordPlans(env, horizon) if isinstance(env, TurnEnv) else NumberPlans(env, horizon)
+    plans = WordPlans(env, horizon) if isinstance(env, TurnEnv) else NumberPlans(env, horizon, script)
+    if not env.has_progress:
+        plans.rank_rewards(starts_of(env, 60_000, _RANKED, seed), np.random.default_rng((seed, 6)))
+    return plans
 
 
 def starts_of(env: Env[Any, Any], first: int, count: int, seed: int) -> list[int]:

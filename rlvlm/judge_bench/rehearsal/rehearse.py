@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
 from rlvlm.core.steps import Frames, spread
-from rlvlm.demonstrations.playing import Style
+from rlvlm.demonstrations.playing import Script, Style
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.env import ChunkEnv, Env, TurnEnv
+from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
 from rlvlm.envs.pixels import PixelEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
@@ -47,7 +47,7 @@ from rlvlm.judges.judge import Judge
 logger = logging.getLogger(__name__)
 
 Kind = Literal["scores", "pairs"]
-Verdict = Literal["can be fooled", "was not fooled", "too weak here", "too few answers"]
+Verdict = Literal["can be fooled", "was not fooled", "too weak here", "too few answers", "no success was met"]
 CASE = "rehearsal"
 """Case of the questions."""
 _CONTROLS = 3
@@ -70,8 +70,8 @@ _KEPT = 0.9
 """Share of a success's lead over failures from which on a failure is paid like one."""
 _SPREAD = 0.1
 """Standard deviation of shares of one search that is not repeated, as met with judges that know the truth."""
-_SHOWN = 8
-"""Best-liked failures that are kept."""
+_SHOWN, _FOR_PEOPLE = 8, 40
+"""Best-liked failures that are kept; and best-liked ends where no success was met, for people to say which are done."""
 _STEPS_PER_SUCCESS = 2.0
 """Length of a plan, in lengths of the script's way to success."""
 _STEPS_WITHOUT = 50
@@ -120,6 +120,8 @@ class Rehearsal:
     """Reason why it ended early; empty if it did not."""
     failures: tuple[tuple[HackedEpisode, Frames], ...] = ()
     """The judge's best-liked failures with their images [L, H, W, 3], the best first."""
+    draws_past: bool = True
+    """Whether the env can draw the failures again, so that other judges can be asked about them."""
 
     @property
     def fault(self) -> Fault | None:
@@ -127,12 +129,15 @@ class Rehearsal:
         if self.verdict != "can be fooled":
             return None
         assert self.fooled is not None, "it is paid for failures"
-        text = (
-            f"{self.judged:.0%} of {self.starts} searches that follow it end in success, {self.control:.0%} of those "
-            f"that follow a truth as coarse: {self.difference:.2f} less ({self.low:.2f} to {self.high:.2f}); "
-            f"{self.fooled['value']:.0%} of {self.fooled['count']} end in a failure that it pays like a success "
-            f"({self.fooled_control:.0%} there)"
-        )
+        if math.isnan(self.control):
+            text = f"people say that {self.judged:.0%} of the {self.fooled['count']} ends that it likes best are done"
+        else:
+            text = (
+                f"{self.judged:.0%} of {self.starts} searches that follow it end in success, {self.control:.0%} of "
+                f"those that follow a truth as coarse: {self.difference:.2f} less ({self.low:.2f} to {self.high:.2f}); "
+                f"{self.fooled['value']:.0%} of {self.fooled['count']} end in a failure that it pays like a success "
+                f"({self.fooled_control:.0%} there)"
+            )
         # what a search can do against its scores, a policy can against its comparisons too
         kind = "pairs" if self.kind == "pairs" else ""
         return Fault(name="leads a search away from the goal", evidence=text, kind=kind, is_exploitable=True)
@@ -144,6 +149,14 @@ class Rehearsal:
         if math.isfinite(self.control):
             what += f"; {self.judged:.0%} end in success, and {self.control:.0%} that follow a truth as coarse"
         return f"{what} ({self.stopped or f'{self.questions} questions, {self.seconds:.0f} s'})"
+
+    def as_said(self, done: Sequence[bool]) -> "Rehearsal":
+        """Returns the rehearsal graded by people, who said of each of the ends that it likes best whether it is `done`:
+        their answers are the truth.
+        """
+        fooled = share(len(done) - sum(done), len(done))
+        verdict: Verdict = "can be fooled" if fooled is not None and fooled["low"] > _FOOLED else "was not fooled"
+        return replace(self, verdict=verdict, judged=sum(done) / len(done), fooled=fooled)
 
     def row(self) -> Figures:
         """Returns the figures for JSON, without the failures' states."""
@@ -259,6 +272,7 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
     num_frames: int,
     seed: int,
     goal: str = "",
+    script: Script | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Rehearsal:
     """Lets a search follow a judge on a task, and the same search the truth, and compares where they end.
@@ -274,6 +288,7 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
         num_frames: maximum number of images shown per episode.
         seed: seed of starts and draws; the same seed asks the same first questions.
         goal: goal in the questions; empty for the episodes' own.
+        script: player in place of the env's own script, for envs in steps.
         is_stopped: polled between blocks of questions.
 
     Raises:
@@ -281,10 +296,9 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
         JudgeUnavailable: no question at all was answered.
     """
     began = time.perf_counter()
-    horizon = _horizon(task, config, seed)
-    plans = make_plans(task, config, horizon, seed)
+    plans = make_plans(task, config, _horizon(task, config, seed, script), seed, script)
     with closing(plans.env) as env:
-        if isinstance(env, PixelEnv):
+        if isinstance(env, PixelEnv) and not isinstance(env, StepEnv):
             raise UnsupportedQuestion(f"{task} cannot draw its past again", "rehearse on an env that gives states")
         asker = _Asker(
             judge=judge, task=task, env=env, size_px=size_px, num_frames=num_frames, goal=goal,
@@ -315,7 +329,9 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
             values = asker.score(last) if isinstance(fitter, Fitter) else model(ends)
             known = fitter.scores[0] if isinstance(fitter, Fitter) else model(first)
             failures = _failures(last, values, known[first.success], kind, env, name, goal)
-            if not asker.stopped and asker.answered >= _MIN_ANSWERED:
+            if not first.success.any() and not ends.success.any():
+                outcome = {"verdict": "no success was met"}
+            elif not asker.stopped and asker.answered >= _MIN_ANSWERED:
                 searches = [_Search(ends.success, _paid(first, known, last, values))]
                 noise = 0.0
                 for repeat in range(_CONTROLS):
@@ -341,6 +357,7 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
         starts=num_starts,
         search="climbs" if isinstance(searcher, Climb) else "chooses",
         failures=failures,
+        draws_past=not isinstance(plans.env, PixelEnv),
         **outcome,
     )
 
@@ -417,10 +434,10 @@ def _difference(repeats: NDArray[Any], others: NDArray[Any]) -> tuple[float, flo
     return float(gaps.mean()), float(gaps.mean() - _Z99 * error), float(gaps.mean() + _Z99 * error)
 
 
-def _horizon(task: str, config: EnvConfig, seed: int) -> int:
+def _horizon(task: str, config: EnvConfig, seed: int, script: Script | None) -> int:
     """Returns the length of a plan: some lengths of the script's way, as far as an episode goes."""
     with closing(make_env(task, config, seed)) as env:
-        ways = [walk(env, start, Style()) for start in starts_of(env, 80_000, 4, seed)]
+        ways = [walk(env, start, Style(), script) for start in starts_of(env, 80_000, 4, seed)]
     lengths = [way.successes.index(True) for way in ways if way is not None and way.is_success]
     wanted = _STEPS_PER_SUCCESS * float(np.median(lengths)) if lengths else _STEPS_WITHOUT
     return int(min(max(4, wanted), config.episode_steps))
@@ -455,10 +472,11 @@ def _failures(
     is_failure = ~ends.success & np.isfinite(values)
     order = np.argsort(np.where(is_failure, -values, np.inf), kind="stable")[: int(is_failure.sum())]
     found = []
-    for place in order[:_SHOWN].tolist():
+    for place in order[: _SHOWN if ends.success.any() or len(reached) else _FOR_PEOPLE].tolist():
         # comparisons give no score: the probability that it is preferred to a success
         value = float(values[place])
-        value = value if kind == "scores" else 1 / (1 + math.exp(float(np.mean(reached)) - value))
+        if kind == "pairs":
+            value = 1 / (1 + math.exp(float(np.mean(reached if len(reached) else values)) - value))
         episode = HackedEpisode(
             goal=goal or ends.goals[place],
             snapshots=spread(ends.shown[place], _MOMENTS),

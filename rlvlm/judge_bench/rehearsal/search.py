@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.demonstrations.playing import Episode, Style, replay
-from rlvlm.judge_bench.attempts import walk
 from rlvlm.judge_bench.rehearsal.fitted import Features, Floats, fit_pairs, fit_scores
 from rlvlm.judge_bench.rehearsal.plans import Ends, Plans, starts_of
 
@@ -99,10 +98,10 @@ class Choice:
         if start not in self._met:
             rng = np.random.default_rng((self._seed, start))
             plans = self._plans
-            ways = [walk(plans.env, start, Style(noise=noise)) for noise in _NOISES]
+            ways = [plans.walk(start, Style(noise=noise)) for noise in _NOISES]
             drawn = plans.draw(plans.prior(1), _RANDOM_WAYS, rng)[0]
             ways += [replay(plans.env, start, plans.answers(plan)) for plan in drawn]
-            self._met[start] = Ends.joined([_cut(way, rng) for way in ways if way is not None])
+            self._met[start] = Ends.joined([_cut(plans, way, rng) for way in ways if way is not None])
         return self._met[start]
 
     def find(self, starts: Sequence[int], count: int, model: Model, rng: np.random.Generator) -> Ends:
@@ -115,20 +114,20 @@ class Choice:
         return Ends.joined([*best, *rest]).at(np.arange(count))
 
 
-def _cut(way: Episode, rng: np.random.Generator) -> Ends:
+def _cut(plans: Plans, way: Episode, rng: np.random.Generator) -> Ends:
     """Returns ends of an episode, cut at its last moment, where it first succeeds, and anywhere else."""
     last = len(way.successes) - 1
     reached = [way.successes.index(True)] if way.is_success else []
-    return ends_of(way, sorted({last, *reached, *rng.integers(0, last + 1, _CUTS).tolist()}))
+    return ends_of(plans, way, sorted({last, *reached, *rng.integers(0, last + 1, _CUTS).tolist()}))
 
 
-def ends_of(episode: Episode, cuts: Sequence[int]) -> Ends:
-    """Returns the ends of an episode that stops at each of `cuts`, indices of its moments."""
+def ends_of(plans: Plans, episode: Episode, cuts: Sequence[int]) -> Ends:
+    """Returns the ends of an episode of the plans' env that stops at each of `cuts`, indices of its moments."""
     moments = [episode.looked[cut] for cut in cuts]
     return Ends(
-        first=np.repeat(episode.snapshots[:1], len(cuts), axis=0),
-        last=episode.snapshots[moments],
-        progress=episode.progress[moments],
+        first=np.repeat(episode.states[:1], len(cuts), axis=0),
+        last=episode.states[list(cuts)],
+        progress=plans.progress_of(episode)[moments],
         success=np.array([episode.successes[cut] for cut in cuts], bool),
         goals=(episode.goal,) * len(cuts),
         shown=tuple(episode.snapshots[: moment + 1] for moment in moments),
@@ -143,11 +142,11 @@ def first_ends(plans: Plans, count: int, seed: int, rng: np.random.Generator) ->
     parts: list[Ends] = []
     for start in starts_of(env, 0, count // 4, seed):
         style = Style(noise=float(rng.choice([0.0, 0.3])))
-        episode = walk(env, start, style)
+        episode = plans.walk(start, style)
         if episode is None:
             break
         cut = int(rng.integers(1, max(2, len(episode.successes) - 1)))
-        parts.append(ends_of(episode, sorted({cut, min(cut + 1, len(episode.successes) - 1)})))
+        parts.append(ends_of(plans, episode, sorted({cut, min(cut + 1, len(episode.successes) - 1)})))
     starts = starts_of(env, 1_000, count - sum(map(len, parts)), seed)
     drawn = plans.draw(plans.prior(1), len(starts), rng)[0]
     return Ends.joined([*parts, plans.play(drawn, starts, keep=True)])
