@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "run": "TASK [options]   train on a task: preference rewards, a VLM policy or a VLA policy",
     "resume": "DIR              resume a run that was stopped",
     "eval": "DIR              play the policy of a run",
+    "export": "DIR --out NEW    write a run's policy as LeRobot, transformers and PEFT, or OpenVLA-OFT load it",
     "sweep": "FILE             tasks x reward sources x seeds, side by side",
     "collect": "TASK             collect demonstrations by a scripted expert or a VLM",
     "sft": "TASK --from DATA fine-tune a policy on a folder of demonstrations",
@@ -37,7 +38,7 @@ COMMANDS: dict[str, str] = {
 }
 """The core's commands and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
 
-TRAIN = ("run", "resume", "eval", "sweep", "collect", "sft", "serve", "fetch", "slurm")
+TRAIN = ("run", "resume", "eval", "export", "sweep", "collect", "sft", "serve", "fetch", "slurm")
 """Commands that need the train extra; the others are the judge's kit, and need it for some arguments alone."""
 _MEANT = {"train": "run", "learn": "run", "start": "run", "play": "eval", "test": "eval", "benchmark": "judge-bench"}
 """Words that others use for our commands, none of which is spelled like them."""

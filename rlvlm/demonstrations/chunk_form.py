@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.folder import DemonstrationFolder
-from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.records import SOURCE_DIGEST, SOURCE_EPISODE, SOURCE_FRAMES, EpisodeRecord
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import MissingImage
 
@@ -94,6 +94,12 @@ def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
     num = len(arrays["actions"])  # C, with which all other arrays must agree
     if "steps" in arrays and (
         arrays["steps"].shape != (num,) or arrays["steps"].dtype.kind != "i" or arrays["steps"].min() < 1
+    ):
+        return False
+    if SOURCE_DIGEST in arrays and not (
+        {SOURCE_EPISODE, SOURCE_FRAMES} <= arrays.keys()
+        and all(arrays[name].dtype.kind == "i" for name in (SOURCE_EPISODE, SOURCE_FRAMES))
+        and (arrays[SOURCE_EPISODE].shape, arrays[SOURCE_FRAMES].shape) == ((), (num,))
     ):
         return False
     if "perturbed" in arrays and (arrays["perturbed"].shape != (num,) or arrays["perturbed"].dtype != bool):

@@ -4,7 +4,7 @@ which LeRobot weights its examples.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ COLUMNS = pa.schema(
 class RecordedLabels:
     """Contents of a file of labels."""
 
+    dataset: str
+    """`recordings_digest` of the data that were labelled."""
     judge: str
     """Name and prompt of the judge."""
     progress: Mapping[tuple[int, int], float]
@@ -63,12 +65,13 @@ def write_labels(file: Path, dataset: str, rows: Iterable[Mapping[str, Any]], co
     return write_parquet(file, columns.with_metadata({"rlvlm": meta}), rows)
 
 
-def read_labels(file: Path, dataset: str) -> RecordedLabels:
+def read_labels(file: Path, dataset: str, *others: str) -> RecordedLabels:
     """Returns the labels in a file written by `write_labels`. Untrusted.
 
     Args:
         file: path of the labels.
         dataset: `recordings_digest` of the data to be labelled.
+        others: further digests that it may be about, such as those of the data that were imported.
 
     Raises:
         UsageError: it is not such a file, is about other data, or has two labels for one frame or episode.
@@ -87,13 +90,13 @@ def read_labels(file: Path, dataset: str) -> RecordedLabels:
     except DAMAGES as error:
         what = f"{file} is no file of labels that can be used: {type(error).__name__}: {error}"
         raise UsageError(what, "name the labels.parquet of `rlvlm score`") from error
-    if meta["dataset"] != dataset:
+    if meta["dataset"] not in (dataset, *others):
         raise UsageError(
             f"{file} has labels of other data: it names {str(meta['dataset'])[:12]}, and these are {dataset[:12]}; "
             "an episode may have been added, removed, moved or changed",
             "score these data anew: rlvlm score",
         )
-    return RecordedLabels(judge=judge, progress=progress, success=success)
+    return RecordedLabels(dataset=meta["dataset"], judge=judge, progress=progress, success=success)
 
 
 def _by_key(labels: Iterable[tuple[Any, float | None]]) -> dict[Any, float]:
@@ -151,17 +154,62 @@ def write_lerobot_progress(file: Path, episodes: Iterable[EpisodeProgress], data
 
     Source: LeRobot 0.4.4, `policies/sarm/compute_rabc_weights.py` (columns) and `utils/rabc.py` (what is read).
     """
-
-    def rows() -> Iterable[dict[str, Any]]:
-        for episode in episodes:
-            is_known = np.isfinite(episode.progress)
-            filled = np.full(len(episode.indices), np.nan)
-            if is_known.any():
-                places = np.arange(len(filled))
-                known = episode.frames[is_known], episode.progress[is_known]
-                filled = np.interp(places, *known, left=np.nan, right=np.nan)
-            for frame, (index, value) in enumerate(zip(episode.indices.tolist(), filled.tolist(), strict=True)):
-                yield {"index": index, "episode_index": episode.episode, "frame_index": frame, "progress_sparse": value}
-
     meta = {"reward_model_path": judge, "rlvlm": json.dumps({"dataset": dataset})}
-    return write_parquet(file, _LEROBOT.with_metadata(meta), rows())
+    return write_parquet(file, _LEROBOT.with_metadata(meta), _frame_rows(episodes, "progress_sparse"))
+
+
+def _frame_rows(episodes: Iterable[EpisodeProgress], name: str) -> Iterable[dict[str, Any]]:
+    """Yields a row for each frame, with its progress as the column `name`."""
+    for episode in episodes:
+        curve = filled(np.arange(len(episode.indices)), episode.frames, episode.progress)
+        for frame, (index, value) in enumerate(zip(episode.indices.tolist(), curve.tolist(), strict=True)):
+            yield {"index": index, "episode_index": episode.episode, "frame_index": frame, name: value}
+
+
+def filled(wanted: NDArray[np.int64], frames: Any, progress: Any) -> NDArray[np.float64]:
+    """Returns [T], progress at the frames `wanted`: linearly interpolated between those that are known, elsewhere NaN.
+
+    Args:
+        wanted: [T] frames.
+        frames: [n] frames that were judged, in order.
+        progress: [n] their progress, NaN for unreadable answers.
+    """
+    frames, progress = np.asarray(frames), np.asarray(progress, np.float64)
+    is_known = np.isfinite(progress)
+    if not is_known.any():
+        return np.full(len(wanted), np.nan)
+    return np.interp(wanted, frames[is_known], progress[is_known], left=np.nan, right=np.nan)
+
+
+_SIGNALS = pa.schema(
+    [("index", pa.int64()), ("episode_index", pa.int64()), ("frame_index", pa.int64()), ("progress", pa.float32())]
+)
+_SIGNAL = {
+    "description": "share of the task that is done, as judged; linear between the frames that were asked about",
+    "direction": "higher",
+    "bounds": [0.0, 1.0],
+    "unit": None,
+    "comparison_scope": "task",
+    "allow_nan": True,
+}
+
+
+def write_frame_signals(file: Path, episodes: Sequence[EpisodeProgress], provenance: Mapping[str, str]) -> int:
+    """Writes a row for each frame of a data set as `lerobot.frame_signals`, version 1; returns their number.
+
+    Args:
+        file: path of the file; replaced if it exists.
+        episodes: all episodes of the data set, in order; see `write_lerobot_progress` about frames without answer.
+        provenance: where the signal comes from, by name.
+
+    Source: an open pull request, LeRobot 4554 at b7d78b49 (`rewards/scoring/schema.py`), which may still change.
+    """
+    about = {
+        "provenance": dict(provenance),
+        "descriptors": {"progress": _SIGNAL},
+        "episode_indices": sorted(episode.episode for episode in episodes),
+    }
+    meta = {name: json.dumps(value, sort_keys=True, separators=(",", ":")) for name, value in about.items()}
+    meta |= {"format": "lerobot.frame_signals", "schema_version": "1"}
+    named = {f"lerobot.reward_scoring.{name}": value for name, value in meta.items()}
+    return write_parquet(file, _SIGNALS.with_metadata(named), _frame_rows(episodes, "progress"))

@@ -12,6 +12,10 @@ from rlvlm.core.episodes import Observations, Reply, TokenEpisode
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.replies import read_reply
 
+SOURCE_DIGEST, SOURCE_EPISODE, SOURCE_FRAMES = "source_digest", "source_episode", "source_frames"
+"""Arrays of an imported episode: digest of the data set by which labels identify it, [] text; number of the episode in
+it, []; and frame at which each chunk begins, [C]."""
+
 
 class CorruptRecord(ValueError):  # noqa: N818 - named for what is found
     """A line that is not a valid record."""

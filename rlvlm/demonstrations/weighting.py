@@ -3,8 +3,8 @@
 A frame is the moment at which an answer began: a turn or a chunk. Letters: E episodes, T frames of one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +15,10 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.recorded_labels import RecordedLabels, read_labels
+from rlvlm.demonstrations.folder import open_folder
+from rlvlm.demonstrations.recorded_labels import RecordedLabels, filled, read_labels
 from rlvlm.demonstrations.recordings import Recordings, recordings_digest
+from rlvlm.demonstrations.records import SOURCE_DIGEST, SOURCE_EPISODE, SOURCE_FRAMES
 
 Curve = NDArray[np.float64]
 
@@ -129,13 +131,43 @@ def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, thresh
 
 
 def folder_weights(path: Path, labels: str, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
-    """Returns `weigh` for our folder at `path`, with the file `labels` of `rlvlm score`.
+    """Returns `weigh` for our folder at `path`, with the file `labels` of `rlvlm score`: labels of the folder, or of
+    data that it was imported from.
 
     Raises:
         UsageError: the file is not of labels, has labels of other data, or makes all weights 0.
     """
     recordings = Recordings(path=path, form="folder", make_draw=lambda folder: _draw_nothing)
-    return weigh(read_labels(Path(labels).expanduser(), recordings_digest(recordings)), lengths, weighting, threshold)
+    own, records = recordings_digest(recordings), [record.arrays for record in open_folder(path).episodes()]
+    origins = [str(arrays.get(SOURCE_DIGEST, "")) for arrays in records]
+    found = read_labels(Path(labels).expanduser(), own, *set(filter(None, origins)))
+    if found.dataset != own:
+        found = _followed(
+            found, [arrays if of == found.dataset else {} for arrays, of in zip(records, origins, strict=True)]
+        )
+    return weigh(found, lengths, weighting, threshold)
+
+
+def _followed(labels: RecordedLabels, records: Sequence[Mapping[str, Any]]) -> RecordedLabels:
+    """Returns labels of imported data as those of the episodes and chunks made from them.
+
+    Args:
+        labels: by episode and frame of the imported data.
+        records: arrays of each episode of our folder; empty if it was made from other data.
+    """
+    progress: dict[tuple[int, int], float] = {}
+    success: dict[int, float] = {}
+    for number, arrays in enumerate(records):
+        if not arrays:
+            continue
+        of = int(arrays[SOURCE_EPISODE])
+        if of in labels.success:
+            success[number] = labels.success[of]
+        known = sorted((frame, value) for (episode, frame), value in labels.progress.items() if episode == of)
+        if known:  # a chunk begins between two frames that were asked about
+            curve = filled(arrays[SOURCE_FRAMES], *zip(*known, strict=True))
+            progress |= {(number, chunk): float(value) for chunk, value in enumerate(curve) if np.isfinite(value)}
+    return replace(labels, progress=progress, success=success)
 
 
 def _draw_nothing(snapshots: FloatArray, camera: str) -> Frames:
@@ -146,11 +178,12 @@ def progress_weights(curves: Sequence[Curve]) -> list[Curve]:
     """Returns [E] arrays [T]: 1 for a gain above `KAPPA` up to the next answer, a share for a smaller one, 0 for a
     loss.
 
-    With the gains' mean m and standard deviation s, a gain g in [0, KAPPA] weighs clip((g - (m - 2 s)) / 4 s, 0, 1).
+    With the gains' mean m (at least 0) and standard deviation s, a gain g in [0, KAPPA] weighs
+    clip((g - (m - 2 s)) / 4 s, 0, 1).
     Unknown gains weigh 1. Departure: an episode's last answer has no next one and takes the gain before it; the
     published rule gives the last frames little or no weight, and so does not teach to finish.
 
-    Source: reward-aligned behaviour cloning as LeRobot 0.4.4 has it (`utils/rabc.py`).
+    Source: reward-aligned behaviour cloning as LeRobot 0.6.1 has it (`rewards/sarm/rabc.py`).
     """
     gains = [np.diff(curve, append=np.nan) for curve in curves]
     for gain in gains:
@@ -160,7 +193,7 @@ def progress_weights(curves: Sequence[Curve]) -> list[Curve]:
     known = every[np.isfinite(every)]
     if not len(known):
         raise UsageError("the labels have no progress of these episodes", "rlvlm score DATA --ask progress success")
-    mean, std = known.mean(), known.std()
+    mean, std = max(known.mean(), 0.0), known.std()
 
     def of(gain: Curve) -> Curve:
         share = np.clip((gain - (mean - 2 * std)) / (4 * std + 1e-6), 0.0, 1.0)
@@ -226,10 +259,7 @@ def _advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
 def _curve(labels: RecordedLabels, number: int, length: int) -> Curve:
     """Returns [T], progress of an episode's frames: linearly interpolated between answers, elsewhere NaN."""
     known = sorted((frame, value) for (episode, frame), value in labels.progress.items() if episode == number)
-    if not known or not length:
-        return np.full(length, np.nan)
-    frames, values = zip(*known, strict=True)
-    return np.interp(np.arange(length), frames, values, left=np.nan, right=np.nan)
+    return filled(np.arange(length), [frame for frame, _ in known], [value for _, value in known])
 
 
 def _worth(labels: RecordedLabels, number: int, curve: Curve) -> float:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -198,6 +199,18 @@ class Policy(nn.Module):
             UsageError: they cannot be.
         """
         raise UsageError("only a large policy is worth sharding", "leave out --algo.shard, or name a --policy.model")
+
+    def export(self, folder: Path) -> str:
+        """Writes the policy as it is now to the empty `folder`, in the layout of the model that it was made from;
+        returns whose layout that is and how it is loaded.
+
+        Raises:
+            UsageError: there is no such layout.
+        """
+        raise UsageError(
+            f"a {type(self).__name__} is rlvlm's own, and other projects have no layout for it",
+            "load it with rlvlm.load_policy",
+        )
 
     # defaults for most policies
 

@@ -132,6 +132,9 @@ class ScoreOptions:
     success: SuccessRule | None = None
     """Rule for episodes whose data do not state their success. assumed: all succeeded; none: none did. By default it
     is unknown."""
+    form: Literal["", "frame_signals"] = ""
+    """Further file for a LeRobot data set, besides the one by which LeRobot weights. frame_signals:
+    frame_signals.parquet in LeRobot's form lerobot.frame_signals, version 1, a proposal that may still change."""
     against: Path | None = None
     """File labels.parquet of another judge on the same data: episodes about which the two disagree are suspicious."""
     preflight: int = 20

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,7 +25,7 @@ from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, Usage
 from rlvlm.core.foreign import read_json
 from rlvlm.core.install import check_train
 from rlvlm.core.judging import Stamp
-from rlvlm.demonstrations.recorded_labels import read_labels, write_labels, write_lerobot_progress
+from rlvlm.demonstrations.recorded_labels import read_labels, write_frame_signals, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.judge_bench.faults import Fault
@@ -47,6 +47,7 @@ from rlvlm.serving.label_page import person_judge
 from rlvlm.templates import inline
 
 LABELS_FILE, PAIRS_FILE, LEROBOT_FILE = "labels.parquet", "pairs.parquet", "rlvlm_progress.parquet"
+SIGNALS_FILE = "frame_signals.parquet"
 PAGE_FILE, ROW_FILE = "score.html", "score.json"
 _CONTROLS = 8
 _ASSUMED = ", as if all episodes were successes, which the data do not say"
@@ -74,9 +75,13 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
         size = None if folder.kind == "turns" else config.image_px  # turns are drawn as their policies see them
         return lambda snapshots, camera: env.draw_sized(snapshots, size, camera)
 
-    recordings = Recordings(
-        path=path, form=find_form(path), camera=options.camera, goal=options.goal, make_draw=make_draw
-    )
+    form = find_form(path)
+    if options.form and (form != "lerobot" or "progress" not in options.ask):
+        raise UsageError(
+            f"--form {options.form} is for progress of a LeRobot data set's frames; {path} is of form {form}",
+            "leave it out, or ask for progress of a LeRobot data set",
+        )
+    recordings = Recordings(path=path, form=form, camera=options.camera, goal=options.goal, make_draw=make_draw)
     asked = Asked(
         questions=frozenset(options.ask),
         every=options.every,
@@ -119,7 +124,7 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
     is_whole = error is None and len(episodes) == data.num_episodes
     found = ScoredData(recordings.path.name, data, asked, kept.stamp, tuple(episodes), strips, is_whole, other, faults)
     row = found.row() | {"asked": kept.misses, "from_store": kept.hits, "wall_s": round(wall_s, 1)}
-    _write_tables(out, found, is_lerobot=recordings.form == "lerobot")
+    _write_tables(out, found, is_lerobot=recordings.form == "lerobot", with_signals=bool(options.form))
     write_json(out / ROW_FILE, row)
     sections = found.sections(row)
     write_whole(out / PAGE_FILE, page(f"{kept.stamp.judge} on {found.name}", sections))
@@ -137,7 +142,7 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
     return EXIT_PREEMPTED if stop else EXIT_DONE
 
 
-def _write_tables(out: Path, found: ScoredData, *, is_lerobot: bool) -> None:
+def _write_tables(out: Path, found: ScoredData, *, is_lerobot: bool, with_signals: bool) -> None:
     """Writes the tables of what was asked; those of what was asked before, and not this time, stay as they are."""
     digest, questions = found.data.digest, found.asked.questions
     if questions != {"pairs"} or not (out / LABELS_FILE).exists():  # of pairs alone it has what cannot be shown
@@ -146,6 +151,9 @@ def _write_tables(out: Path, found: ScoredData, *, is_lerobot: bool) -> None:
         write_labels(out / PAIRS_FILE, digest, found.pairs(), SCHEMA)
     if is_lerobot and "progress" in questions:
         write_lerobot_progress(out / LEROBOT_FILE, found.lerobot_progress(), digest, found.stamp.judge)
+        if with_signals:
+            provenance = {"tool": "rlvlm", "dataset": digest, **asdict(found.stamp)}
+            write_frame_signals(out / SIGNALS_FILE, list(found.lerobot_progress()), provenance)
 
 
 def _check_judge_of(out: Path, stamp: Stamp) -> None:

@@ -11,6 +11,7 @@ from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import open_regular
 from rlvlm.vlms.config import MODEL_FILES
 
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx")
 _DIGEST_CHUNKS, _DIGEST_BYTES = 16, 1 << 20
 
 
@@ -61,6 +62,16 @@ def fetched(model: str, revision: str, patterns: Sequence[str], section: str = "
             f"where there is a network: {command}{wanted}; on another machine add a folder of its own, "
             f"{'--to' if section == 'judge' else '--local-dir'} DIR, and give --{section}.model DIR",
         ) from error
+
+
+def copy_settings(source: Path, folder: Path) -> None:
+    """Copies the files beside the weights of the model in `source` (tokenizer, processors, code, statistics) that
+    `folder` does not have yet.
+    """
+    for file in sorted(source.iterdir()):
+        is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+        if file.is_file() and not is_weights and file.name != "README.md" and not (folder / file.name).exists():
+            (folder / file.name).write_bytes(file.read_bytes())
 
 
 def folder_digest(folder: Path) -> str:

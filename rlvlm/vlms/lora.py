@@ -99,6 +99,28 @@ def save_adapter(model: Any, folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template of a model card
 
 
+def merged_weights(network: torch.nn.Module) -> dict[str, Tensor]:
+    """Returns the weights by their names without an adapter, on the CPU; where there is one, it is added in float32.
+
+    Args:
+        network: network with whole weights, not slices of them; not PEFT's wrapper, but what it wraps.
+    """
+    merged = {
+        name.replace(".base_layer.", "."): value.detach().cpu().contiguous()
+        for name, value in network.state_dict().items()
+        if ".lora_" not in name
+    }
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in network.named_modules():
+        if isinstance(layer, LoraLayer):
+            adapted: Any = layer
+            delta = sum(adapted.get_delta_weight(adapter).float() for adapter in adapted.active_adapters)
+            weight = adapted.get_base_layer().weight.float() + delta
+            merged[f"{name}.weight"] = weight.detach().cpu().contiguous()
+    return merged
+
+
 @contextmanager
 def cast_adapters(model: Any) -> Iterator[None]:
     """Computes float32 adapters of 16-bit or 4-bit layers in the layers' precision while the context is open, from

@@ -18,13 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from api_server import ApiServer
+from frameworks import python_of
 
 from rlvlm.cli import run_command
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.folder import create_folder
-from rlvlm.demonstrations.recorded_labels import EpisodeProgress, read_labels, write_labels, write_lerobot_progress
+from rlvlm.demonstrations.recorded_labels import (
+    EpisodeProgress,
+    read_labels,
+    write_frame_signals,
+    write_labels,
+    write_lerobot_progress,
+)
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.config import JudgeConfig
@@ -368,7 +375,29 @@ def test_lerobots_progress_by_hand(tmp_path: Path) -> None:
     assert rows[6][:3] == (26, 4, 1) and np.isnan(rows[6][3]), "behind the last answer nothing is known"
 
 
-LEROBOT = ROOT / ".envs/lerobot312/bin/python"
+def test_frame_signals_are_in_lerobots_proposed_form(tmp_path: Path) -> None:
+    episode = EpisodeProgress(
+        episode=3, indices=np.arange(20, 23), frames=np.array([0, 1]), progress=np.array([0.0, 1.0], np.float32)
+    )
+    assert write_frame_signals(tmp_path / "s.parquet", [episode], {"judge": "oracle"}) == 3
+    table = pq.read_table(tmp_path / "s.parquet")
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    assert table.column_names == ["index", "episode_index", "frame_index", "progress"]
+    assert rows[:2] == [(20, 3, 0, 0), (21, 3, 1, 1)] and np.isnan(rows[2][3])
+    found = {
+        name.decode().removeprefix("lerobot.reward_scoring."): value.decode()
+        for name, value in table.schema.metadata.items()
+        if name.startswith(b"lerobot.")
+    }
+    assert (found.pop("format"), found.pop("schema_version")) == ("lerobot.frame_signals", "1")
+    about = {name: json.loads(value) for name, value in found.items()}
+    assert about["provenance"] == {"judge": "oracle"} and about["episode_indices"] == [3]
+    assert found["provenance"] == '{"judge":"oracle"}', "sorted, and without spaces"
+    wanted = {"description", "direction", "bounds", "unit", "comparison_scope", "allow_nan"}
+    assert about["descriptors"].keys() == {"progress"} and about["descriptors"]["progress"].keys() == wanted
+
+
+LEROBOT = python_of("lerobot312")
 READ_AS_LEROBOT = """
 import json, sys
 import draccus, torch

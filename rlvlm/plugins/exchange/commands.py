@@ -1,6 +1,7 @@
 """`rlvlm data import` and `rlvlm data export`."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,25 +9,46 @@ from typing import Literal
 
 import tyro
 
+from rlvlm.core.checks import check_least
 from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.foreign import visible
+from rlvlm.core.grippers import GripperUnits
 from rlvlm.demonstrations.card import FilterConfig
 from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import find_task, full_name, make_env, task_env
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeRobotForm:
+    """For lerobot."""
+
+    gripper: GripperUnits | None = None
+    """Units of the gripper in the data set. None: those of the imported data, else minus_one_opens, LIBERO's."""
+    image_px: int = 256
+    """Side of drawn images, pixels; those that the folder keeps stay as they are."""
+    fps: int = 20
+    """Env steps per second; LIBERO has 20."""
+
+    def __post_init__(self) -> None:
+        check_least(self, "lerobot", 1, "image_px", "fps")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportArguments:
-    """Export demonstrations as chats, or as a table."""
+    """Export demonstrations as chats, as a table, or as a data set of LeRobot's."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder made by `rlvlm collect`."""
+    """Folder made by `rlvlm collect` or `rlvlm data import`."""
     out: Path
-    """File to write; an existing one is replaced. Image paths are relative to it."""
-    form: Literal["llava", "qwen", "parquet"] = "qwen"
-    """llava: a JSON array of conversations; qwen: a line of messages per step; parquet: a row per step, unfiltered."""
+    """File to write; an existing one is replaced. Image paths are relative to it. For lerobot a new folder."""
+    form: Literal["llava", "qwen", "parquet", "lerobot"] = "qwen"
+    """llava: a JSON array of conversations; qwen: a line of messages per step; parquet: a row per step, unfiltered;
+    lerobot: a LeRobot data set, version 3.0, of episodes in chunks."""
     filter: FilterConfig = field(default_factory=FilterConfig)
+    lerobot: LeRobotForm = field(default_factory=LeRobotForm)
+    trust: bool = False
+    """For lerobot: trust the code that the folder names: its env is imported, and plays the episodes again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +90,24 @@ def _export(arguments: ExportArguments) -> str:
     from rlvlm.plugins.exchange.chats import export_chats, export_parquet
 
     folder = open_folder(arguments.folder)
+    if arguments.form == "lerobot":
+        from rlvlm.plugins.exchange.lerobot import export_lerobot
+        from rlvlm.reports.contact_sheet import folder_env
+
+        if folder.kind != "chunks":
+            raise UsageError(f"{folder.path} holds {folder.kind}, and LeRobot's data are of chunks", "--form qwen")
+        env = folder_env(folder, trust=arguments.trust)
+        count, reasons = export_lerobot(folder, arguments.out, env, arguments.filter, **vars(arguments.lerobot))
+        return f"{count:,} episodes in {arguments.out}{_told(reasons)}\n"
     if arguments.form == "parquet":
         return f"{export_parquet(folder, arguments.out):,} rows in {arguments.out}\n"
     count, reasons = export_chats(folder, arguments.out, arguments.form, arguments.filter)
-    left_out = "".join(f"; left out {number:,}: {reason}" for reason, number in reasons.most_common())
-    return f"{count:,} chats in {arguments.out}{left_out}\n"
+    return f"{count:,} chats in {arguments.out}{_told(reasons)}\n"
+
+
+def _told(reasons: Counter[str]) -> str:
+    """Returns how many were left out, by reason."""
+    return "".join(f"; left out {number:,}: {reason}" for reason, number in reasons.most_common())
 
 
 def _import(arguments: ImportArguments) -> str:
@@ -110,8 +145,8 @@ def _import(arguments: ImportArguments) -> str:
         folder, counts = import_trajectories(file, form, out, task, env, arguments.cut, print_progress)
         write_sheet(folder, lambda: env)
     write_card(folder)
-    left_out = "".join(f"; left out {counts[reason]:,}: {reason}" for reason in counts if reason != "added")
-    text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{left_out}"
+    left_out = Counter({reason: number for reason, number in counts.items() if reason != "added"})
+    text = f"{counts['added']:,} {'chats' if form == 'chats' else 'episodes'} added to {out}{_told(left_out)}"
     # importing the same data again adds nothing, and is no mistake
     if not counts["added"] and not counts["there already"]:
         raise UsageError(text, "name data of this task, or give the data's task with --task")

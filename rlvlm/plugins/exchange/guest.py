@@ -8,7 +8,7 @@ GUEST = Guest(
     commands={
         "data export": Command(
             call="rlvlm.plugins.exchange.commands:export",
-            text="Export demonstrations as chats, or as a table.",
+            text="Export demonstrations as chats, as a table, or as a data set of LeRobot's.",
         ),
         "data import": Command(
             call="rlvlm.plugins.exchange.commands:import_file",

@@ -20,7 +20,8 @@ from rlvlm.demonstrations.collect import Log
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.libero_hdf5 import read_libero
-from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.recordings import FORMS, Recordings, recordings_digest
+from rlvlm.demonstrations.records import SOURCE_DIGEST, SOURCE_EPISODE, SOURCE_FRAMES, EpisodeRecord
 from rlvlm.demonstrations.trajectory import CorruptEpisode, Cut, CutConfig, GripperUnits, RobotTrajectory, cut, opened
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import image_digest
@@ -87,7 +88,11 @@ def import_trajectories(
     folder = create_folder(out, task, "chunks", chunks=kept | made)
     known = {record.id for record in folder.episodes()}
     counts: Counter[str] = Counter()
+    # by which `rlvlm score` names these data, so that its labels hold for what is made of them
+    camera, unseen = next(iter(config.cameras), ""), list[CorruptEpisode]()
+    digest = recordings_digest(Recordings(path=source, form=form, camera=camera)) if form in FORMS else ""
     for number, trajectory in enumerate(chain([first], trajectories)):
+        origin = number + len(torn)  # labels count episodes that cannot be read too
         name = _name_of(form, trajectory)
         chunks = "there already" if name in known else _chunks_of(trajectory, env, grippers, made, config)
         if isinstance(chunks, str):
@@ -96,7 +101,7 @@ def import_trajectories(
         try:
             images = _shown(trajectory, chunks.starts, made["turned"], config.image_px)
         except UsageError as error:
-            torn.append(CorruptEpisode(file=trajectory.file, reason=str(error)))
+            unseen.append(CorruptEpisode(file=trajectory.file, reason=str(error)))
             continue
         if images.shape[1:] != sample.shape[1:]:
             raise UsageError(
@@ -124,13 +129,16 @@ def import_trajectories(
                 "proprio": trajectory.proprio[chunks.starts].astype(np.float32),
                 "actions": chunks.actions,
                 "steps": chunks.steps,
+                SOURCE_DIGEST: np.array(digest),
+                SOURCE_EPISODE: np.array(origin),
+                SOURCE_FRAMES: chunks.starts.astype(np.int64),
             },
         )
         folder.add(record, images.reshape(-1, *images.shape[2:]))
         counts["added"] += 1
         if counts["added"] % _LOG_EVERY == 0:
             log(f"{counts['added']} episodes added, {counts.total() - counts['added']} left out")
-    for episode in torn:
+    for episode in (*torn, *unseen):
         log(f"torn: {episode.file}: {episode.reason}")
         counts[f"torn, as {episode.file.name}"] += 1
     return folder, counts

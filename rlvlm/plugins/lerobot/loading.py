@@ -32,7 +32,7 @@ from rlvlm.plugins.lerobot.units import in_env_units
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import fetched, locate
 from rlvlm.vlms.loading import network_and_names, pick_device, pick_dtype
-from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter
+from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter, merged_weights
 from rlvlm.vlms.skeleton import device_of
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,11 @@ def save_lerobot(network: LeRobotNetwork, checkpoint: Checkpoint, folder: Path) 
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     write_files(checkpoint, fresh)
-    save_file({**_unread(network, checkpoint), **_merged(network)}, fresh / WEIGHTS, metadata={"format": "pt"})
+    # LeRobot has no value head
+    weights = {name: weight for name, weight in merged_weights(network).items() if name.startswith("model.")}
+    for name, other in network.tied.items():
+        weights[name] = weights[other].clone()  # a file cannot store the same memory under two names
+    save_file({**_unread(network, checkpoint), **weights}, fresh / WEIGHTS, metadata={"format": "pt"})
     (fresh / WEIGHTS).chmod(0o644)  # safetensors makes its file readable only by its owner
     replace_folder(fresh, folder)
 
@@ -355,21 +359,3 @@ def _unread(network: LeRobotNetwork, checkpoint: Checkpoint) -> dict[str, Tensor
             f"{checkpoint.folder} is needed to write a whole checkpoint, and cannot be read: {first_line(error)}",
             "leave the folder where it is while what it holds is trained",
         ) from error
-
-
-def _merged(network: LeRobotNetwork) -> dict[str, Tensor]:
-    """Returns weights by LeRobot's names, on the CPU; those with an adapter are merged with it, in float32."""
-    from peft.tuners.lora import LoraLayer
-
-    merged = {}
-    for name, value in network.state_dict().items():
-        if name.startswith("model.") and ".lora_" not in name:  # LeRobot has no value head
-            merged[name.replace(".base_layer.", ".")] = value.detach().cpu().contiguous()
-    for name, layer in network.named_modules():
-        if isinstance(layer, LoraLayer):
-            beside: Any = layer
-            delta = sum(beside.get_delta_weight(adapter).float() for adapter in beside.active_adapters)
-            merged[f"{name}.weight"] = (beside.get_base_layer().weight.float() + delta).detach().cpu().contiguous()
-    for name, other in network.tied.items():
-        merged[name] = merged[other].clone()  # a file cannot store the same memory under two names
-    return merged

@@ -79,10 +79,11 @@ class LeRobotPolicy(FlowPolicy):
                     "give --sft.demonstrations data of the robot and the units that the checkpoint was trained on",
                 )
 
-    def save_lerobot(self, folder: Path) -> None:
-        """Writes a folder that LeRobot loads, with an adapter merged into the weights; replaces an existing one."""
+    def export(self, folder: Path) -> str:
+        """See `Policy`: LeRobot's layout, with an adapter merged into the weights."""
         network: Any = self.network
         save_lerobot(network, self.checkpoint, folder)
+        return "LeRobot's: `lerobot-eval --policy.path=FOLDER`, or `from_pretrained` of its policy class"
 
     def shardable(self) -> Shardable:
         return Shardable(root=self.network, methods=("prefix", "velocity", "state_values"))

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ from rlvlm.policies.vlm.engine import sample_actions, sample_replies
 from rlvlm.policies.vlm.imitation import Example, examples_of, imitation_loss, lengths_of
 from rlvlm.policies.weights import Shardable
 from rlvlm.vlms.blocks import recompute_blocks
-from rlvlm.vlms.lora import cast_adapters
+from rlvlm.vlms.files import copy_settings, locate
+from rlvlm.vlms.lora import cast_adapters, save_adapter
 
 _NO_REPLY: IntArray = np.zeros(0, np.int64)
 _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
@@ -106,6 +108,31 @@ class VLMPolicy(ReplyPolicy):
         # computed with the former weights
         if self.config.train_vision:
             self.images.clear()
+
+    def export(self, folder: Path) -> str:
+        """See `Policy`: an adapter in PEFT's layout, or the whole model in that of transformers; without value head.
+
+        Raises:
+            UsageError: it acts by a head of its own.
+        """
+        if self.action_head is not None:
+            raise UsageError(
+                "its actions come from a head beside the model, for which transformers has no place",
+                "load it with rlvlm.load_policy, or train one that answers in text: --policy.head text",
+            )
+        source, revision = locate(self.model.config._name_or_path, self.config.revision, "policy")
+        base = self.config.model or "the pocket policy of rlvlm"
+        if self.config.has_adapter:
+            for settings in self.model.peft_config.values():  # not where it lay on this machine
+                settings.base_model_name_or_path, settings.revision = base, self.config.revision or None
+            save_adapter(self.model, folder)
+            return f"PEFT's: an adapter for {base}, revision {revision}, `PeftModel.from_pretrained(base, FOLDER)`"
+        self.model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)  # ours is for rollouts
+        if self.config.new_words:
+            self.tokenizer.save_pretrained(folder)
+        copy_settings(source, folder)
+        return "that of transformers: `AutoModelForImageTextToText.from_pretrained(FOLDER)`"
 
     def shardable(self) -> Shardable:
         heads = tuple(head for head in (self.value_head, self.action_head) if head is not None)

@@ -233,7 +233,7 @@ def test_relative_actions_are_played_and_learned_as_lerobots_are(kind: str, tmp_
         **space, action_low=np.full(3, -4.0), action_high=np.full(3, 4.0), scaled_actions=(True,) * 3
     )
     policy = LeRobotPolicy(VLAConfig(model=str(tmp_path / "made"), head="flow", flow=FlowConfig(steps=5)), env)
-    policy.save_lerobot(tmp_path / "saved")
+    policy.export(tmp_path / "saved")
     lerobot("chunk", tmp_path / "saved", tmp_path / "inputs.npz", tmp_path / "out.npz")
     found = np.load(tmp_path / "out.npz")
     seen = np.arange(3, dtype=np.float32)[:, None]

@@ -13,9 +13,12 @@ import pytest
 import torch
 from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot, write_settings
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_weights
 
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of
+from rlvlm.algorithms.policy_gradient.player import policy_file
+from rlvlm.cli import main
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable, UsageError
@@ -32,6 +35,7 @@ from rlvlm.runs.config_file import config_text, read_config_text
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
+from tests.runs.test_in_python import run_with
 
 
 @pytest.mark.slow
@@ -66,7 +70,7 @@ def test_it_acts_and_learns(
     again.show(obs.images, policy.draw(env, obs.snapshots))
     greedy = [one.sample(obs, Sampling()).actions for one in (policy, again)]
     np.testing.assert_allclose(greedy[0], greedy[1], atol=1e-5)
-    policy.save_lerobot(tmp_path / "saved")
+    policy.export(tmp_path / "saved")
     plain = VLAConfig(model=str(tmp_path / "saved"), head="flow", flow=config.flow, lerobot=LeRobotConfig(image_px=24))
     loaded = build_policy(plain, env)
     loaded.show(obs.images, policy.draw(env, obs.snapshots))
@@ -203,3 +207,27 @@ def test_a_run_without_such_a_checkpoint_needs_no_lerobot() -> None:
     text = config_text(recipe("push_block"))
     child = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True)
     assert "it comes with the guest lerobot" in child.stdout, child.stderr
+
+
+@pytest.mark.slow
+def test_an_exported_run_has_what_was_trained_and_not_the_base(tmp_path: Path) -> None:
+    env = make_env("push_block", task_env("push_block"), 0)
+    base = write_lerobot(tmp_path / "base", env, chunk_size=8)
+    settings = {
+        "policy.head": "flow",
+        "policy.model": str(base),
+        "policy.lerobot.image_px": 24,
+        "out": tmp_path / "run",
+    }
+    config: Any = override(recipe("push_block"), settings)
+    trained = build_policy(config.policy, env)
+    with torch.no_grad():
+        for weight in trained.acting_parameters():
+            weight += 0.1
+    run = run_with(config, policy_file(trained))
+    assert main(["export", str(run.path), "--out", str(tmp_path / "out")]) == 0
+    theirs, first = (load_weights(folder / "model.safetensors") for folder in (tmp_path / "out", base))
+    ours = {name.removeprefix("network."): weight for name, weight in trained.trained_state().items()}
+    assert ours and all(torch.equal(theirs[name], weight) for name, weight in ours.items())
+    assert all(torch.equal(theirs[name], first[name]) for name in first.keys() - ours.keys())
+    assert "LeRobot's" in (tmp_path / "out/README.md").read_text()

@@ -75,7 +75,7 @@ def test_a_checkpoint_of_shared_out_flows_is_loaded_to_the_bit_and_saved_for_ler
     policy.show(obs.images, policy.draw(env, obs.snapshots))
     untrained = policy.sample(obs, Sampling()).actions
     policy.load_trained_state(saved["trained"])
-    policy.save_lerobot(tmp_path / "saved")
+    policy.export(tmp_path / "saved")
     again = build_policy(VLAConfig(model=str(tmp_path / "saved"), **wants), env)
     again.show(obs.images, policy.draw(env, obs.snapshots))
     trained = policy.sample(obs, Sampling()).actions

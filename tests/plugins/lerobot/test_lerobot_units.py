@@ -81,7 +81,7 @@ def test_a_gripper_that_1_closes_is_played_learned_and_written_back_so(
     targets = policy.scales["action"].normalised(episode.arrays["actions"].reshape(-1, 7))
     np.testing.assert_allclose(targets[:, GRIPPER], (recorded[0][:, GRIPPER] - centre) / spread, atol=1e-6)
     # written back: the checkpoint's own statistics, so that LeRobot reads the network's answer as before
-    policy.save_lerobot(tmp_path / "saved")
+    policy.export(tmp_path / "saved")
     assert read_checkpoint(tmp_path / "saved").action.first.tolist() == read_checkpoint(folder).action.first.tolist()
     np.testing.assert_array_equal(
         policy_of(tmp_path / "saved", env, "minus_one_opens").scales["action"].restored(said), played

@@ -22,7 +22,7 @@ from rlvlm.core.foreign import read_json
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
-from rlvlm.policies.vla.openvla.policy import OpenVLAPolicy
+from rlvlm.policies.vla.openvla.policy import PROJECTOR, OpenVLAPolicy
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import locate
@@ -32,7 +32,6 @@ from rlvlm.vlms.lora import LoraConfig, add_adapter, load_adapter
 logger = logging.getLogger(__name__)
 
 _SECTION = "policy"
-_PROJECTOR = "proprio_projector"
 _AGAIN = "download the checkpoint again, or give --policy.model another one"
 _OTHER = "choose a checkpoint that was trained on this env"
 
@@ -150,7 +149,7 @@ def _settings(folder: Path) -> CheckpointConfig:
 
 def _projector(folder: Path) -> dict[str, Tensor]:
     """Returns the weights of the proprioception projector if they are in a file of their own; else none."""
-    files = sorted(folder.glob(f"{_PROJECTOR}--*_checkpoint.pt"))
+    files = sorted(folder.glob(f"{PROJECTOR}--*_checkpoint.pt"))
     if not files:
         return {}
     if len(files) > 1:

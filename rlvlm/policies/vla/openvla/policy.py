@@ -1,10 +1,12 @@
 """OpenVLA-OFT as a `TokenVLA`: its images, its prompt and its actions."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -14,7 +16,11 @@ from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.token_policy import TokenVLA
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.weights import Shardable
+from rlvlm.vlms.files import copy_settings, locate
+from rlvlm.vlms.lora import merged_weights
 
+PROJECTOR = "proprio_projector"
+"""Name of the projector of proprioception in files and weights."""
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 START_ID = 1
 """Token id that begins a text in Llama 2's vocabulary."""
@@ -64,6 +70,19 @@ class OpenVLAPolicy(TokenVLA):
     def shardable(self) -> Shardable:
         """See `Policy`: the whole network, because each pass uses all of it."""
         return Shardable(root=self.network)
+
+    def export(self, folder: Path) -> str:
+        """See `Policy`: OpenVLA-OFT's layout, with an adapter merged into the weights."""
+        source, _ = locate(self.config.model, self.config.revision, "policy")
+        weights = merged_weights(getattr(self.network, "get_base_model", lambda: self.network)())
+        # published checkpoints have the projector of proprioception in a torch file of its own
+        for file in source.glob(f"{PROJECTOR}--*_checkpoint.pt"):
+            names = [name for name in weights if name.startswith(f"{PROJECTOR}.")]
+            own = {f"module.{name.removeprefix(f'{PROJECTOR}.')}": weights.pop(name) for name in names}
+            torch.save(own, folder / file.name)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        copy_settings(source, folder)
+        return "OpenVLA-OFT's"
 
     def read(self, instructions: Sequence[str]) -> Tensor:
         """Returns [B, W] ids of the prompts, the start token first; shorter ones are padded after it with -1."""

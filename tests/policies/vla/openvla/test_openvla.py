@@ -18,7 +18,7 @@ from rlvlm.policies.vla.openvla import images as image_paths
 from rlvlm.policies.vla.openvla.images import to_pixels
 from rlvlm.policies.vla.openvla.loading import load_openvla
 from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
-from rlvlm.policies.vla.openvla.policy import EMPTY_ID, START_ID, OpenVLAPolicy
+from rlvlm.policies.vla.openvla.policy import EMPTY_ID, PROJECTOR, START_ID, OpenVLAPolicy
 from rlvlm.policies.vla.tokens import log_probs_of
 from rlvlm.vlms.lora import save_adapter
 from tests.oracles import openvla_oft as oracle
@@ -33,7 +33,9 @@ def load(
     config = VLAConfig(model=str(folder), openvla=OpenVLAConfig(**settings))  # pyright: ignore[reportArgumentType]
     sizes = {"proprio_size": proprio_size, "chunk_steps": chunk_steps, "action_low": np.zeros(action_size)}
     env: Any = SimpleNamespace(cameras=("above", "wrist"), **sizes)
-    return load_openvla(config, env)
+    policy = load_openvla(config, env)
+    policy.config = config
+    return policy
 
 
 def seen(num: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,6 +213,28 @@ def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tm
     torch.testing.assert_close(load(folder, adapter=str(tmp_path / "adapter"))(images, words, proprio), moved)
     with pytest.raises(ValueError, match="of another policy"):
         other.load_trained_state({"nothing": 1})
+
+
+@pytest.mark.parametrize("proprio_size", [0, 3])
+def test_an_exported_folder_has_what_was_trained_and_all_files_of_the_first(proprio_size: int, tmp_path: Path) -> None:
+    first = write_openvla(tmp_path / "first", proprio_size=proprio_size)
+    (first / "modeling_prismatic.py").touch()  # as published ones have it
+    policy, (images, proprio) = load(first, lora_rank=2), seen(2)
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if weight.requires_grad or PROJECTOR in name:
+                weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+        (tmp_path / "out").mkdir()
+        policy.export(tmp_path / "out")
+        other = load(tmp_path / "out")
+        words = policy.read(["push"] * 2)
+        torch.testing.assert_close(other(images, words, proprio), policy(images, words, proprio), atol=1e-4, rtol=1e-4)
+        assert (load(first)(images, words, proprio) - policy(images, words, proprio)).abs().max() > 1e-2
+    weights = {path.name for path in first.glob("model[.-]*")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "model.safetensors",
+        *({path.name for path in first.iterdir()} - weights),
+    }
 
 
 def test_all_weights_learn_in_full_precision(folder: Path) -> None:
