@@ -110,6 +110,11 @@ def _perturbed(record: EpisodeRecord) -> NDArray[np.bool_]:
     return record.arrays.get("perturbed", np.zeros(len(record.arrays["actions"]), bool))
 
 
+def _goals(record: EpisodeRecord) -> NDArray[np.str_]:
+    """Returns [C], the instruction of each chunk."""
+    return np.asarray(record.arrays.get("goals", [record.goal] * len(record.arrays["actions"])))
+
+
 def _gathered(
     records: Sequence[EpisodeRecord], num_failures: int, horizon: int | None = None, images: Frames | None = None
 ) -> Demonstrations:
@@ -123,7 +128,9 @@ def _gathered(
     ]
     obs = Observations(
         snapshots=np.concatenate(snapshots).astype(np.float32),
-        texts=tuple(record.goal for record, rows in zip(records, shown, strict=True) for _ in rows),
+        texts=tuple(
+            goal for record, rows in zip(records, shown, strict=True) for goal in _goals(record)[rows].tolist()
+        ),
         proprio=np.concatenate([columns["proprio"][rows] for columns, rows in pairs]).astype(np.float32),
     )
     actions = [columns["actions"] for columns in arrays]

@@ -96,6 +96,8 @@ def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
         arrays["steps"].shape != (num,) or arrays["steps"].dtype.kind != "i" or arrays["steps"].min() < 1
     ):
         return False
+    if "goals" in arrays and (arrays["goals"].shape != (num,) or arrays["goals"].dtype.kind != "U"):
+        return False
     if SOURCE_DIGEST in arrays and not (
         {SOURCE_EPISODE, SOURCE_FRAMES} <= arrays.keys()
         and all(arrays[name].dtype.kind == "i" for name in (SOURCE_EPISODE, SOURCE_FRAMES))

@@ -167,7 +167,7 @@ class _LeRobotDataset:
         number = episode["episode_index"]
         table = self._rows(episode)
         data = self.file
-        instruction = self._instruction(episode, table)
+        instructions = self._instructions(episode, table)
         looks: list[Any] = []
         for camera in self.cameras:
             if self._features[camera]["dtype"] != "video":
@@ -201,7 +201,8 @@ class _LeRobotDataset:
             is_late=bool(self._config.late),
             name=f"{number}",
             file=data,
-            instruction=instruction,
+            instruction=instructions[0],
+            instructions=instructions if len(set(instructions)) > 1 else (),
             look=partial(_look, looks),  # deferred, and only for the steps that begin chunks
             success=_success(table),
             rewards=_column(table, "next.reward", np.float32),
@@ -254,13 +255,14 @@ class _LeRobotDataset:
             found |= {int(number): file for number in column.unique().to_pylist()}
         return found
 
-    def _instruction(self, episode: Mapping[str, Any], table: pa.Table) -> str:
-        """Returns the instruction of an episode: by its rows' `task_index`, else the one beside it in `meta/`."""
+    def _instructions(self, episode: Mapping[str, Any], table: pa.Table) -> tuple[str, ...]:
+        """Returns the instruction of each row of an episode by its `task_index`, else the one in `meta/`, alone."""
         data = self.file
         if "task_index" in table.column_names and self._tasks:
-            return self._tasks[int(table["task_index"][0].as_py())]
+            self.file, tasks = data, self._tasks
+            return tuple(tasks[int(index)] for index in np.ravel(table["task_index"].to_pylist()))
         self.file = data
-        return str(episode["tasks"][0])
+        return (str(episode["tasks"][0]),)
 
     @cached_property
     def _tasks(self) -> dict[int, str]:

@@ -72,7 +72,7 @@ class EpisodeRecord:
     """Arrays by name: `snapshots` [T + 1, S] for turns. For C chunks: `snapshots` [C + 1, S], before each and at the
     end; `actions` [C, L, A]; `proprio` [C, P]; `steps` [C], the number run of each; `perturbed` [C], True for chunks
     that replaced the player's; instead of snapshots there may be `pictures` [C, cameras], the digests of the images
-    before each."""
+    before each. `goals` [C] has the instruction of each chunk where they differ within the episode."""
 
     def digests(self) -> set[str]:
         """Returns the digests of all images of the episode."""

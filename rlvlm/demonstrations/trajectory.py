@@ -61,6 +61,7 @@ class RobotTrajectory:
     """Name of the episode in its file."""
     file: Path
     instruction: str
+    """Sentence of the first step."""
     actions: FloatArray
     """[T, A] in the file's units."""
     proprio: FloatArray
@@ -80,6 +81,8 @@ class RobotTrajectory:
     """[T] true progress in [0, 1] at the observations; None: the file has none."""
     indices: NDArray[np.int64] | None = None
     """[T] indices of the rows in the whole data set; None: the file has none."""
+    instructions: tuple[str, ...] = ()
+    """[T] sentence of each step; empty: one for all."""
     digest: str = ""
     """SHA-256 of the recorded data besides these arrays; empty if the arrays identify the episode."""
 

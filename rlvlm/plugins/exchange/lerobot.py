@@ -7,7 +7,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class _Rows:
     """[T, P] proprioception before each action."""
     images: Frames
     """[T, cameras, H, W, 3] before each action."""
+    goals: list[str]
+    """[T] instructions."""
 
 
 def export_lerobot(  # noqa: PLR0913 - all that a data set depends on
@@ -101,7 +103,7 @@ def export_lerobot(  # noqa: PLR0913 - all that a data set depends on
                 reasons[rows] += 1
                 continue
             actions = np.where(is_gripper, (rows.actions - offset) / factor, rows.actions).astype(np.float32)
-            writer.add(record, _Rows(actions=actions, states=rows.states, images=rows.images))
+            writer.add(replace(rows, actions=actions), record.success)
         if not writer.episodes:
             told = "; ".join(f"{number:,}: {reason}" for reason, number in reasons.most_common()) or "it is empty"
             raise UsageError(f"no episode of {folder.path} can be written ({told})", "collect or import others")
@@ -123,7 +125,9 @@ def _rows(folder: DemonstrationFolder, record: EpisodeRecord, env: ChunkEnv, ima
                 f"{folder.path} keeps images of the steps that begin chunks, and LeRobot has one of every step",
                 "import the data with --cut.stride 1",
             )
-        return _Rows(actions=chunks[:, 0], states=arrays["proprio"], images=kept_images(folder, record))
+        goals = arrays.get("goals", np.array([record.goal] * len(chunks))).tolist()
+        images = kept_images(folder, record)
+        return _Rows(actions=chunks[:, 0], states=arrays["proprio"], images=images, goals=goals)
     obs, _ = env.reset_to(record.seed)
     actions, states, snapshots = [], [], []
     for chunk, count, start in zip(chunks, steps, arrays["snapshots"], strict=False):
@@ -135,7 +139,8 @@ def _rows(folder: DemonstrationFolder, record: EpisodeRecord, env: ChunkEnv, ima
             snapshots.append(obs.snapshots[0])
             obs = env.step(action[None])[0]
     images = env.draw_cameras(np.stack(snapshots), image_px)
-    return _Rows(actions=np.stack(actions), states=np.stack(states), images=images)
+    goals = [record.goal] * len(actions)
+    return _Rows(actions=np.stack(actions), states=np.stack(states), images=images, goals=goals)
 
 
 class _Writer:
@@ -159,21 +164,21 @@ class _Writer:
         self._side = (0, 0)
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, record: EpisodeRecord, rows: _Rows) -> None:
+    def add(self, rows: _Rows, success: bool) -> None:
         """Writes the rows of an episode."""
         num, number = len(rows.actions), len(self.episodes)
-        task = self._tasks.setdefault(record.goal, len(self._tasks))
+        tasks = [self._tasks.setdefault(goal, len(self._tasks)) for goal in rows.goals]
         is_last = np.arange(num) == num - 1
         numbers: dict[str, NDArray[Any]] = {
             "action": rows.actions.astype(np.float32),
             "observation.state": rows.states.astype(np.float32),
-            "next.success": is_last & record.success,
+            "next.success": is_last & success,
             "next.done": is_last,
             "timestamp": (np.arange(num) / self._fps).astype(np.float32),
             "frame_index": np.arange(num),
             "episode_index": np.full(num, number),
             "index": self._num_rows + np.arange(num),
-            "task_index": np.full(num, task),
+            "task_index": np.array(tasks),
         }
         columns = {name: _column(values) for name, values in numbers.items()}
         shown = [rows.images[:, camera] for camera in range(len(self._cameras))]
@@ -188,7 +193,7 @@ class _Writer:
         about = _statistics(numbers) | _image_statistics(dict(zip(self._cameras, histograms, strict=True)))
         place = dict(zip(("chunk_index", "file_index"), divmod(self._file, _FILES_PER_CHUNK), strict=True))
         self.episodes.append(
-            {"episode_index": number, "tasks": [record.goal], "length": num}
+            {"episode_index": number, "tasks": list(dict.fromkeys(rows.goals)), "length": num}
             | {f"data/{name}": index for name, index in place.items()}
             | {"dataset_from_index": self._num_rows, "dataset_to_index": self._num_rows + num}
             | {f"stats/{name}/{key}": value for name, found in about.items() for key, value in found.items()}

@@ -109,9 +109,10 @@ def import_trajectories(
                 f"{sample.shape[3]} x {sample.shape[2]}",
                 "scale them with --cut.image-px",
             )
-        # in the env's own spelling, which a policy is given; files differ in case, punctuation and underscores
-        alike = (
-            instruction for instruction in env.instructions if _plain(instruction) == _plain(trajectory.instruction)
+        goals = (
+            [_spelled(trajectory.instructions[start], env) for start in chunks.starts]
+            if trajectory.instructions
+            else []
         )
         success = trajectory.known_success(config.success)
         record = EpisodeRecord(
@@ -120,7 +121,7 @@ def import_trajectories(
             kind="chunks",
             seed=number,
             player=form,
-            goal=next(alike, trajectory.instruction),
+            goal=_spelled(trajectory.instruction, env),
             env_return=float(success),
             success=success,
             terminated=success,
@@ -132,6 +133,7 @@ def import_trajectories(
                 SOURCE_DIGEST: np.array(digest),
                 SOURCE_EPISODE: np.array(origin),
                 SOURCE_FRAMES: chunks.starts.astype(np.int64),
+                **({"goals": np.array(goals)} if goals else {}),
             },
         )
         folder.add(record, images.reshape(-1, *images.shape[2:]))
@@ -148,8 +150,10 @@ def _chunks_of(
     trajectory: RobotTrajectory, env: ChunkEnv, grippers: NDArray[np.bool_], made: dict[str, Any], config: CutConfig
 ) -> Cut | str:
     """Returns the chunks of a trajectory, in the env's units, or the reason why it cannot be learned from."""
-    if env.instructions and _plain(trajectory.instruction) not in map(_plain, env.instructions):
-        return f"another task's instruction: {trajectory.instruction}"
+    known = set(map(_plain, env.instructions))
+    for instruction in dict.fromkeys((trajectory.instruction, *trajectory.instructions)):
+        if known and _plain(instruction) not in known:
+            return f"another task's instruction: {instruction}"
     if trajectory.is_late != made["late"]:  # a folder's card makes one statement about all its chunks
         return "seen at another moment than the others"
     if trajectory.actions.shape[1:] != env.action_low.shape:
@@ -259,6 +263,13 @@ def _gripper_units(
 def _plain(instruction: str) -> str:
     """Normalises the spelling differences of instructions in files."""
     return " ".join(re.sub(r"[^a-z0-9 ]", " ", instruction.lower().replace("_", " ")).split())
+
+
+def _spelled(instruction: str, env: ChunkEnv) -> str:
+    """Returns an instruction in the env's own spelling, which a policy is given; files differ in case, punctuation and
+    underscores.
+    """
+    return next((own for own in env.instructions if _plain(own) == _plain(instruction)), instruction)
 
 
 def _name_of(form: Source, trajectory: RobotTrajectory) -> str:

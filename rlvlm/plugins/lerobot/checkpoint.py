@@ -196,6 +196,8 @@ class Checkpoint:
     """Maximum tokens of a prompt, >= 1; longer ones are cut off."""
     cameras: tuple[str, ...]
     """Names of the image features, in order."""
+    sources: tuple[str, ...]
+    """Names of these images in the data, before the checkpoint's processor renames them."""
     num_denoising_steps: int
     """K, the Euler steps from noise to action in evaluation."""
     state: Statistics
@@ -332,6 +334,12 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
         for step in files["policy_preprocessor.json"]["steps"]
         if step["registry_name"] == "tokenizer_processor"
     ]
+    [renames] = [
+        step["config"].get("rename_map", {})
+        for step in files["policy_preprocessor.json"]["steps"]
+        if step["registry_name"] == "rename_observations_processor"
+    ] or [{}]
+    before = {str(new): str(old) for old, new in renames.items()}
     if tokenizer["padding_side"] != "right" or not 1 <= tokenizer["max_length"] <= 10_000:
         side, length = tokenizer["padding_side"], tokenizer["max_length"]
         raise ValueError(f"its prompts are padded on the {side} to {length} tokens")
@@ -348,6 +356,7 @@ def _checkpoint(folder: Path, files: dict[str, Any], scales: dict[str, dict[str,
         tokenizer=str(tokenizer["tokenizer_name"]),
         max_tokens=int(tokenizer["max_length"]),
         cameras=tuple(name for name in cameras if name not in empty),
+        sources=tuple(before.get(name, name) for name in cameras if name not in empty),
         num_denoising_steps=int(config[layout.num_steps]),
         state=scales["policy_preprocessor"][_STATE],
         action=action,
@@ -404,6 +413,9 @@ def _read_scales(folder: Path, name: str, files: dict[str, Any]) -> dict[str, St
     scales = {}
     for feature, about in config["features"].items():
         mode = config["norm_map"].get(about["type"], "IDENTITY")
+        some = config.get("normalize_observation_keys")
+        if some is not None and about["type"] != "ACTION" and feature not in some:
+            mode = "IDENTITY"
         if about["type"] == "VISUAL" and mode != "IDENTITY":
             raise ValueError(f"its images are normalised by {mode}; only IDENTITY is done here")
         if about["type"] in ("STATE", "ACTION"):

@@ -8,6 +8,8 @@ from rlvlm.core.checks import check_least, check_positive
 from rlvlm.core.grippers import GripperUnits
 from rlvlm.core.leads import FilePath, ModelName
 
+BLANK = "blank"
+"""Name of a camera that is not there."""
 _LAYERS = r"(.*\.)?(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 _TIME = r".*\.(action_)?time_mlp_(in|out)"
 LORA_TARGETS = {
@@ -25,8 +27,8 @@ class LeRobotConfig:
     """Prefix of these fields on the command line, for messages."""
 
     cameras: tuple[str, ...] = ()
-    """Names of the env's cameras, one for each image feature of the checkpoint, in the order of its config.json; empty:
-    the env's first ones."""
+    """Names of the env's cameras, one for each image feature of the checkpoint, in the order of its config.json; blank
+    for one that the env lacks, which is masked as in LeRobot. Empty: the env's first ones."""
     body: ModelName = ""
     """Folder or hub name of the underlying VLM, for tokenizer.json and SmolVLA's config.json; empty: the one named in
     the checkpoint, which contains its weights."""

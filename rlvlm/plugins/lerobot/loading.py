@@ -23,8 +23,8 @@ from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_bytes, read_json
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.plugins.lerobot.checkpoint import LAYOUTS, WEIGHTS, Checkpoint, read_checkpoint, write_files
-from rlvlm.plugins.lerobot.config import LORA_TARGETS, LeRobotConfig
-from rlvlm.plugins.lerobot.network import EXPERT_PARTS, LeRobotNetwork
+from rlvlm.plugins.lerobot.config import BLANK, LORA_TARGETS, LeRobotConfig
+from rlvlm.plugins.lerobot.network import EXPERT_PARTS, NO_CAMERA, LeRobotNetwork
 from rlvlm.plugins.lerobot.pi0 import GEMMA, HEADS, VISION, Pi0Network, Pi0NetworkConfig
 from rlvlm.plugins.lerobot.prompts import Prompts, StatePrompts
 from rlvlm.plugins.lerobot.smolvla import SmolVLANetwork, SmolVLANetworkConfig
@@ -179,8 +179,8 @@ def _prompts(checkpoint: Checkpoint, wants: LeRobotConfig) -> Prompts:
 
 
 def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str]) -> list[int]:
-    """Returns the index of the env's camera for each image feature."""
-    features = [name.rpartition(".")[2] for name in checkpoint.cameras]
+    """Returns the index of the env's camera for each image feature, `NO_CAMERA` for one that is to be masked."""
+    features = [name.rpartition(".")[2] for name in checkpoint.sources]
     names = list(wants.cameras)
     if not names and all(feature in present for feature in features):
         names = features
@@ -190,14 +190,14 @@ def _cameras(checkpoint: Checkpoint, wants: LeRobotConfig, present: Sequence[str
             "no camera of the env is called as the checkpoint's %s; %s feed them: --%s.cameras NAME ... says otherwise",
             *(", ".join(features), ", ".join(names), wants.section),
         )
-    absent = [name for name in names if name not in present]
-    if absent or len(names) != len(features) or not features:
+    absent = [name for name in names if name not in (*present, BLANK)]
+    if absent or len(names) != len(features) or set(names) <= {BLANK}:
         raise ModelUnavailable(
             f"the checkpoint sees through {len(features)} cameras ({', '.join(features)}), the env has "
             f"{', '.join(present)}" + (f", and {', '.join(names)} were named" if names else ""),
-            f"--{wants.section}.cameras NAME ..., one of the env's for each, or another checkpoint",
+            f"--{wants.section}.cameras NAME ..., one of the env's for each or {BLANK}, or another checkpoint",
         )
-    return [present.index(name) for name in names]
+    return [NO_CAMERA if name == BLANK else present.index(name) for name in names]
 
 
 def _body_folder(name: str, wants: LeRobotConfig) -> Path:

@@ -16,6 +16,8 @@ from rlvlm.plugins.lerobot.layers import normed
 from rlvlm.plugins.lerobot.prompts import NO_TOKEN, Prompts
 from rlvlm.vlms.skeleton import device_of
 
+NO_CAMERA = -1
+"""In place of the index of an env's camera: it is not there, and its patches are masked."""
 EXPERT_PARTS = (
     *("lm_expert", "gemma_expert", "state_proj", "action_in_proj", "action_out_proj"),
     *("action_time_mlp_in", "action_time_mlp_out", "time_mlp_in", "time_mlp_out"),
@@ -105,6 +107,14 @@ class LeRobotNetwork(PreTrainedModel):
 
     def _prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
         raise NotImplementedError("each network has its own prefix")
+
+    def sees(self, num_patches: int, is_token: Tensor) -> Tensor:
+        """Returns [B, patches + W], whether the patches of each camera and the text tokens `is_token` [B, W] are there;
+        `num_patches` of all cameras.
+        """
+        cameras = torch.tensor([camera != NO_CAMERA for camera in self.config.cameras], device=is_token.device)
+        patches = cameras.repeat_interleave(num_patches // len(cameras))
+        return torch.cat([patches.expand(len(is_token), -1), is_token], dim=1)
 
     def state_token(self, proprio: Tensor) -> Tensor:
         """Returns [B, 1, W], the token of normalised `proprio` [B, P], padded with 0."""

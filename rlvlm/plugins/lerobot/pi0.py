@@ -136,8 +136,7 @@ class Pi0Network(LeRobotNetwork):
         said = text["embed_tokens"](token_ids.clamp(min=0))
         # Gemma's scale, for text only: PaliGemma divides image features by it, and pi0 was trained without either
         tokens = torch.cat([seen, said * said.shape[-1] ** 0.5], dim=1)
-        is_token = token_ids != NO_TOKEN
-        is_there = torch.cat([is_token.new_ones(seen.shape[:2]), is_token], dim=1)
+        is_there = self.sees(seen.shape[1], token_ids != NO_TOKEN)
         has_token = not self.config.is_adaptive
         state = self.state_token(proprio) if has_token else tokens.new_empty(len(token_ids), 0, 0, dtype=torch.float32)
         return self.read_tokens(text, tokens, is_there, num_last=0, state=state)

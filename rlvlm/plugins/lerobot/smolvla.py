@@ -136,8 +136,8 @@ class SmolVLANetwork(LeRobotNetwork):
         state = self.state_token(proprio).to(said.dtype)
         # Gemma's scale, inherited from pi0; the state has none
         tokens = torch.cat([seen * seen.shape[-1] ** 0.5, said * said.shape[-1] ** 0.5, state], dim=1)
-        is_token = token_ids != NO_TOKEN
-        is_there = torch.cat([is_token.new_ones(seen.shape[:2]), is_token, is_token.new_ones(len(token_ids), 1)], dim=1)
+        is_there = self.sees(seen.shape[1], token_ids != NO_TOKEN)
+        is_there = torch.cat([is_there, is_there.new_ones(len(token_ids), 1)], dim=1)
         # only the state itself, in the last position, attends to the state
         return self.read_tokens(text, tokens, is_there, num_last=1, state=state.new_empty(len(token_ids), 0, 0))
 

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from frameworks import needs, python_of
 
+from rlvlm.algorithms.sft_chunks import _gathered
 from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.grippers import OPENNESS, GripperUnits
@@ -19,7 +22,7 @@ from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.plugins.exchange.commands import export
 from tests.plugins.exchange.test_trajectories import take
-from tests.recorded_data import trajectory, write_lerobot
+from tests.recorded_data import GREEN, PX, RED, trajectory, write_lerobot
 
 LEROBOT = needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312")
 
@@ -89,6 +92,19 @@ def test_imported_data_come_out_as_they_came_in(tmp_path: Path) -> None:
         np.testing.assert_array_equal(episode.images(np.arange(12)), images)
     assert export([*arguments, str(tmp_path / "good"), "--filter.successful"], "data export") == 0
     assert len(read(tmp_path / "good")) == 1
+
+
+def test_each_chunk_of_an_episode_keeps_its_own_sentence(tmp_path: Path) -> None:
+    write_lerobot(tmp_path / "set", "v3.0", [trajectory(16)], "image")
+    [file] = (tmp_path / "set/data").glob("*/*.parquet")
+    table = pq.read_table(file).append_column("task_index", [[0] * 8 + [1] * 8])
+    pq.write_table(table, file)
+    pq.write_table(pa.table({"task_index": [0, 1], "task": [GREEN, RED]}), tmp_path / "set/meta/tasks.parquet")
+    folder, _ = take(tmp_path / "set", "lerobot", tmp_path / "shown", stride=1, unlike=True)
+    shown = _gathered(list(folder.episodes()), 0, None, np.zeros((16, 2, PX, PX, 3), np.uint8))
+    assert shown.obs.texts == (GREEN,) * 8 + (RED,) * 8
+    export([str(folder.path), "--form", "lerobot", "--out", str(tmp_path / "again")], "data export")
+    assert read(tmp_path / "again")[0].instructions == shown.obs.texts
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -386,6 +386,41 @@ def test_cameras_are_found_by_name_or_named_and_else_taken_in_order(
     assert "no camera of the env is called as the checkpoint's front, wrist; a, front feed them" in caplog.text
 
 
+@EACH_KIND
+def test_a_camera_that_the_env_lacks_is_masked(folder: Path, tmp_path: Path) -> None:
+    """As if the checkpoint had no such image feature, which is how LeRobot masks one."""
+    alone = tmp_path / "alone"
+    shutil.copytree(folder, alone)
+    config(input_features={name: about for name, about in CONFIG["input_features"].items() if "wrist" not in name})(
+        alone
+    )
+    masked = load(folder, {"cameras": ("front",)}, cameras=("front", "blank"))
+    with torch.no_grad():
+        torch.testing.assert_close(velocity(masked), velocity(load(alone, {"cameras": ("front",)})), atol=1e-5, rtol=0)
+        assert (velocity(masked) - velocity(load(folder))).abs().max() > 1e-3
+    with pytest.raises(ModelUnavailable, match="2 cameras .* and blank, blank were named"):
+        load(folder, cameras=("blank", "blank"))
+
+
+def test_names_before_and_numbers_outside_of_the_processor_are_honoured(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "own")
+    renames = {
+        "observation.images.above": "observation.images.front",
+        "observation.images.hand": "observation.images.wrist",
+    }
+    changed_json(
+        "policy_preprocessor.json",
+        lambda content: (
+            content["steps"][0]["config"].update(rename_map=renames),
+            content["steps"][5]["config"].update(normalize_observation_keys=["observation.images.front"]),
+        ),
+    )(tmp_path / "own")
+    loaded = load(tmp_path / "own", {"cameras": ("hand", "above")})
+    assert loaded.network.config.cameras == [1, 0]
+    states = np.float32([[1, 2, 3, 4, 5]])
+    np.testing.assert_array_equal(loaded.checkpoint.state.scale.normalised(states), states)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["expert", "lora_expert", "lora", "all"])
 @EACH_KIND
