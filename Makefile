@@ -3,7 +3,7 @@
 #   make run [ARGS="--smoke"]   learn to open the drawer
 #   make vllm                   build the environment of vLLM
 #   make check                  style and types
-#   make test                   check, then all tests;  make fast: the tests without Ray and long ones
+#   make test                   style, then types and all tests;  make fast: the tests without Ray and long ones
 #   make without [GUEST=NAME]   the tests without Ray in a copy that lacks a guest
 #   make hooks                  check at every commit, by pre-commit
 #   make docs                   the docs as plain files in build/site; a link that leads nowhere fails
@@ -17,7 +17,7 @@ DEV    := $(VENV)/.installed-dev
 UV     := $(shell command -v uv)
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) --constraint constraints.txt --editable
 
-.PHONY: setup dev run test fast without check hooks docs clean
+.PHONY: setup dev run test tests fast without style types check hooks docs clean
 setup: $(STAMP) rendering
 
 dev: $(DEV) rendering
@@ -78,7 +78,11 @@ run: setup
 CORES    := $(shell nproc)
 PARALLEL  = --dist loadfile --no-loadscope-reorder
 
-test: check
+# Types take one core for minutes: the tests begin beside them.
+test: style
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+tests: dev
 	$(BIN)/python -m pytest -n $$(( $(CORES) + 1 )) $(PARALLEL) $(ARGS)
 
 fast: dev
@@ -88,9 +92,13 @@ fast: dev
 without: dev
 	$(BIN)/python -m tests.without_guest $(GUEST) $(ARGS)
 
-check: dev
+check: style types
+
+style: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: dev
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 hooks: dev

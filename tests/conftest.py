@@ -59,6 +59,8 @@ def ray_address() -> Iterator[str]:
         "num_cpus": 8,
         "num_gpus": 1,
         "include_dashboard": False,
+        "include_log_monitor": False,
+        "no_monitor": True,
         "object_store_memory": 200 * 2**20,
         "temp_dir": folder,
         "_system_config": {"prestart_worker_first_driver": False},
@@ -74,8 +76,7 @@ def ray_address() -> Iterator[str]:
             except Exception:  # Ray waits 15 seconds for a process of its own, which a machine full of tests takes
                 if not tries_left:
                     raise
-    for end in (cluster.head_node.kill_dashboard, cluster.head_node.kill_monitor, cluster.head_node.kill_log_monitor):
-        end(check_alive=False)  # nobody looks into this Ray
+    cluster.head_node.kill_dashboard(check_alive=False)  # it is started all the same, and looked at by no test
     yield cluster.address
     cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
