@@ -282,6 +282,9 @@ def summarise(found: Measured) -> dict[str, Any]:
         `manifest`: digests and small images by task.
     """
     tables = {task: teacher_table(*found.rows([task])) for task in found.answers}
+    for task, rehearsals in found.rehearsals.items():
+        # where a search that follows the judge ends, a policy may end too
+        tables[task] = pooled({"asked": tables[task]} | {each.kind: each.ends for each in rehearsals})
     graded = {task: grade(*found.rows([task]), found.num_frames) for task in found.answers}
     for task, rehearsals in found.rehearsals.items():
         graded[task].faults.extend(rehearsal.fault for rehearsal in rehearsals if rehearsal.fault)

@@ -278,7 +278,7 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     Returns:
         `pairs`: [10, 2, 3] counts of right, wrong, undecided by difficulty, and by whether the right side was shown on
         the left or on the right. `scores`: [11, K] lists of scores at true progress 0 to 0.1, ..., 0.9 to 1 without
-        success, and at success last; episodes that have fooled judges are among the failures, since policies play them.
+        success, and at success last; attempts and episodes that have fooled judges count too, since policies play them.
         Kinds of question that were not asked are left out.
     """
     pairs = np.zeros((NUM_BINS, 2, 3), int)
@@ -289,14 +289,20 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
             pairs[difficulty_of(item), int(gain > 0), COLUMNS.get(outcome_of(item, answer), 2)] += 1
         elif (
             item.kind in ("video", "turn")
-            and item.case in (*CASES, HACKED, "nearer", "farther")
+            and item.case in (*CASES, HACKED, *ATTEMPTS, "nearer", "farther")
             and math.isfinite(answer.value)
         ):
-            # a failure may end at full progress, e.g. after an undone success: it stays among the failures
-            row = NUM_BINS if item.success else min(int(item.truth[0] * NUM_BINS), NUM_BINS - 1)
-            scores[row].append(round(answer.value, 4))
+            scores[progress_row(item.truth[0], item.success)].append(round(answer.value, 4))
     table: Figures = {"pairs": pairs.tolist()} if pairs.any() else {}
     return table | ({"scores": scores} if any(scores) else {})
+
+
+def progress_row(progress: float, success: bool) -> int:
+    """Returns the row of a score in a `teacher_table`.
+
+    A failure may end at full progress, e.g. after an undone success: it stays among the failures.
+    """
+    return NUM_BINS if success else min(int(progress * NUM_BINS), NUM_BINS - 1)
 
 
 def pooled(tables: Mapping[str, Figures]) -> Figures:

@@ -22,6 +22,9 @@ from rlvlm.judges.agreement import area_interval, area_under_curve
 
 CURVE_FILE = Path(__file__).with_name("quality.csv")
 """Table of the runs that ship; absent until they have been made."""
+TRAINED_FILE = Path(__file__).with_name("trained.csv")
+"""Table of runs with judges that are no part of the curve: real ones, and some that err where a policy can seek it out.
+`fooled` is 1 where the bench, with `--rehearse` or without, says that a policy can fool it."""
 COLUMNS = (
     "task",
     "kind",
@@ -43,6 +46,8 @@ MIN_POINTS = 3
 _Z90 = 1.645
 GAIN = 0.05
 """Success that training must add to count as learning; evaluations of one policy vary by less."""
+_NEIGHBOURS = 10
+"""Runs nearest to a judge whose errors, each with its judge left out, make the range with those of trained judges."""
 
 Grade = Literal["good enough", "probably good enough", "uncertain", "can be fooled", "probably too weak", "too weak"]
 """Grade of a judge on a task. The probable ones rest on training runs of other tasks; `can be fooled` on a fault."""
@@ -67,7 +72,7 @@ class ExpectedSuccess:
     """Success after training, in [0, 1]; None without runs near the judge."""
     low: float | None
     high: float | None
-    """Bounds of a 90 % range of the success after training, from the lowest to the highest likely worth."""
+    """Bounds of the success after training, see `Curve.expected`; 0 is the lower one of a judge that can be fooled."""
     count: int
     """Number of runs with judges of nearly this worth."""
     is_asked: bool
@@ -171,12 +176,12 @@ def worth_interval(kind: str, table: Any) -> tuple[float, float]:
 
 
 def read_curve(path: Path = CURVE_FILE) -> list[dict[str, str]]:
-    """Returns the runs of a CSV; empty if the one that ships is absent.
+    """Returns the runs of a CSV, `CURVE_FILE` or `TRAINED_FILE`; empty if one that ships is absent.
 
     Raises:
         UsageError: the file cannot be read or lacks a column.
     """
-    if path == CURVE_FILE and not path.exists():
+    if path in (CURVE_FILE, TRAINED_FILE) and not path.exists():
         return []
     try:
         rows = list(csv.DictReader(StringIO(read_text(path), newline="")))
@@ -201,23 +206,66 @@ class Curve:
     """[N] success after it."""
     fitted: NDArray[np.float64]
     """[N] isotonic least-squares fit of `successes` over `worths`; equal for runs of equal worth."""
+    errors: NDArray[np.float64]
+    """[N] success of each run minus what the runs of all other judges predict."""
+
+    def expected(
+        self, worth: float, low: float, high: float, trained: Sequence[Mapping[str, str]] = ()
+    ) -> tuple[float, float, float]:
+        """Returns the success to expect after training with a judge, and its range, each in [0, 1].
+
+        The range is that of left-out judges: the curve at both ends of the worth, with the lowest and the highest error
+        of the nearest runs and of judges that were trained with, and never narrower than what evaluations of one policy
+        vary by. `benchmarks/expected_success.py` counts how often it holds.
+
+        Args:
+            worth: the judge's worth.
+            low: lower end of its interval.
+            high: upper end of it.
+            trained: rows of `TRAINED_FILE` of this task and kind of question, whose errors count if they have no fault.
+
+        Source: Lei et al. 2018, "Distribution-free predictive inference for regression", sec. 2 (split conformal
+        sets). Departures: errors of left-out judges in place of a split, of the nearest runs alone, with their signs.
+        """
+        distances = np.abs(self.worths - worth)
+        near = distances <= np.sort(distances)[:_NEIGHBOURS][-1]
+        success, *ends = np.interp([worth, low, high], self.worths, self.fitted)
+        others = [
+            float(row["success"]) - np.interp(float(row["worth"]), self.worths, self.fitted)
+            for row in trained
+            if row["fooled"] != "1"
+        ]
+        errors = [*self.errors[near], *others]
+        lowest, highest = ends[0] + min(*errors, -GAIN), ends[1] + max(*errors, GAIN)
+        return float(success), math.floor(100 * max(0.0, lowest)) / 100, math.ceil(100 * min(1.0, highest)) / 100
 
 
 def fit_curves(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Curve]:
     """Returns the curve of each task and kind of question, from rows of `read_curve`."""
-    from scipy.optimize import isotonic_regression  # takes half a second
-
     curves = {}
     for task, kind in dict.fromkeys((row["task"], row["kind"]) for row in runs):
         rows = [row for row in runs if (row["task"], row["kind"]) == (task, kind)]
         table = np.array([[float(row[name]) for name in ("worth", "before", "success")] for row in rows])
         worths, befores, successes = table[np.argsort(table[:, 0], kind="stable")].T
-        # runs of equal worth are one point, or the curve would rise through their noise
-        _, points = np.unique(worths, return_inverse=True)
-        counts = np.bincount(points)
-        means = isotonic_regression(np.bincount(points, successes) / counts, weights=counts).x
-        curves[task, kind] = Curve(worths, befores, successes, means[points])
+        errors = np.empty_like(successes)
+        for worth in np.unique(worths):  # runs with judges of one worth are left out together
+            own = worths == worth
+            others = worths[~own], _fitted(worths[~own], successes[~own])
+            errors[own] = successes[own] - (np.interp(worth, *others) if len(others[0]) else successes.mean())
+        curves[task, kind] = Curve(worths, befores, successes, _fitted(worths, successes), errors)
     return curves
+
+
+def _fitted(worths: NDArray[np.float64], successes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the isotonic fit [N] of `successes` [N] over `worths` [N], rising."""
+    from scipy.optimize import isotonic_regression  # takes half a second
+
+    # runs of equal worth are one point, or the curve would rise through their noise
+    _, points = np.unique(worths, return_inverse=True)
+    if not len(points):
+        return successes
+    counts = np.bincount(points)
+    return isotonic_regression(np.bincount(points, successes) / counts, weights=counts).x[points]
 
 
 def learning_limits(curves: Iterable[Curve]) -> tuple[float | None, float | None]:
@@ -243,7 +291,7 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         teacher: the judge's tables by task, and of `all`, which is used for tasks that were not asked.
         runs: rows of `read_curve`.
     """
-    curves = fit_curves(runs)
+    curves, trained = fit_curves(runs), read_curve(TRAINED_FILE)
     asked = [(task, kind) for kind in SHARES for task, tables in teacher.items() if task != "all" and kind in tables]
     found = []
     for task, kind in dict.fromkeys((*asked, *curves)):
@@ -258,13 +306,10 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
         before = success = low = high = None
         near = np.zeros(0, bool) if curve is None else np.abs(curve.worths - worth) <= NEAR
         if curve is not None and near.sum() >= MIN_POINTS:
-            success = float(np.interp(worth, curve.worths, curve.fitted))
-            # the spread of runs about the curve, moved to the curve's values at both ends of the worth
-            reached = np.interp(ends, curve.worths, curve.fitted)
-            reached = reached + np.quantile((curve.successes - curve.fitted)[near], [0.05, 0.95])
-            low, high = math.floor(100 * max(0.0, reached[0])) / 100, math.ceil(100 * min(1.0, reached[1])) / 100
+            own = [row for row in trained if (row["task"], row["kind"]) == (task, kind)]
+            success, low, high = curve.expected(worth, *ends, own)
             before = float(curve.befores[near].mean())
-            # nine of ten runs must learn, or must not; in between it is luck
+            # runs left out must learn, or must not; in between it is luck
             grade: Grade = "good enough" if low > before + GAIN else "uncertain"
             grade = "too weak" if high <= before + GAIN else grade
         else:
@@ -295,9 +340,9 @@ def predict(teacher: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
 def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> list[ExpectedSuccess]:
     """Returns the predictions for the judge of a row, with grades that account for its faults on each task.
 
-    A fatal fault grades a judge as too weak, and one that a policy can exploit as `can be fooled`. No success is
-    expected then: the runs behind the predictions had judges whose mistakes were random, so that no policy could seek
-    them out.
+    A fatal fault grades a judge as too weak, and no success is expected. One that a policy can exploit grades it as
+    `can be fooled`: the runs behind the predictions had judges whose mistakes were random, so that no policy could seek
+    them out, and all may be lost.
 
     Args:
         row: row returned by `bench.summarise`.
@@ -323,7 +368,9 @@ def predict_row(row: Mapping[str, Any], runs: Sequence[Mapping[str, str]]) -> li
             grade = "probably too weak"
         elif any(fault.is_limiting for fault in own) and not is_weak:
             grade = "uncertain"
-        if grade != prediction.grade:
+        if grade == "can be fooled" and prediction.success is not None:
+            prediction = replace(prediction, grade=grade, low=0.0)  # noqa: PLW2901
+        elif grade != prediction.grade:
             prediction = replace(prediction, grade=grade, before=None, success=None, low=None, high=None, count=0)  # noqa: PLW2901
         found.append(prediction)
     return found

@@ -3,11 +3,14 @@ import csv
 import numpy as np
 import pytest
 
+from benchmarks.expected_success import coverage, of_curve, of_trained
 from rlvlm.core.errors import UsageError
 from rlvlm.judge_bench.prediction import (
     COLUMNS,
+    TRAINED_FILE,
     bits_of,
     predict,
+    predict_row,
     read_curve,
     shares_of_pairs,
     shares_of_scores,
@@ -72,7 +75,9 @@ def test_a_prediction_is_the_curve_and_says_where_it_has_no_data():
     curve = [row(0.5, 0.0), row(0.75, 0.5), row(0.75, 0.6), row(0.75, 0.7), row(0.79, 0.6), row(1.0, 1.0)]
     (found,) = predict({"all": {"pairs": table(0.75)}}, curve)
     assert found.worth == pytest.approx(0.75) and found.success == pytest.approx(0.6) and found.count == 4
-    assert (found.low, found.high) == (0.51, 0.69) and found.before == pytest.approx(0.1)
+    # without its judge 0.5 is predicted at 0.6, and so is 1.0: left out, they are off by -0.6 and 0.4. The drawer's
+    # trained judges, off by -0.5 at most, lie within
+    assert (found.low, found.high) == (0.0, 1.0) and found.before == pytest.approx(0.1)
     for accuracy in (1.0, 0.25):  # one run near it, and none: a judge that misleads
         (unknown,) = predict({"all": {"pairs": table(accuracy)}}, curve)
         assert unknown.success is None
@@ -81,6 +86,32 @@ def test_a_prediction_is_the_curve_and_says_where_it_has_no_data():
     asked = predict(own, curve)[0]
     assert asked.worth == pytest.approx(1.0) and asked.is_asked  # the task's own table comes first
     assert predict({"all": {"scores": []}}, curve) == []  # a judge that does not compare
+
+
+def test_the_range_of_the_expected_success_holds_judges_that_were_left_out():
+    runs, trained = read_curve(), read_curve(TRAINED_FILE)
+    of_runs, of_judges = of_curve(runs, trained), of_trained(trained, runs, trained)
+    assert len(of_runs) >= 59 and coverage(of_runs) >= 0.85
+    assert len(of_judges) >= 13 and coverage(of_judges) >= 0.85
+    assert sum(row["fooled"] == "1" for row in trained) >= 5, "judges that a policy can fool are among them"
+    widths = [run.high - run.low for run in (*of_runs, *of_judges)]
+    assert min(widths) >= 0.05 and np.mean(widths) < 0.7, "no range has no width, and none says nothing"
+
+
+def test_what_a_policy_may_exploit_can_lose_everything():
+    row = {"task": "push_block", "kind": "scores", "worth": "0.9", "before": "0.5", "success": "0.9"}
+    runs = [row | {"worth": str(worth)} for worth in (0.95, 1.0, 1.0)]
+    scores = [[0.0] * 20, *[[] for _ in range(9)], [1.0] * 20]
+    fault = {"name": "pays", "evidence": "", "is_exploitable": True, "kind": "scores", "tasks": ()}
+    (found,) = predict_row(
+        {
+            "faults": [],
+            "tasks": {"push_block": {"faults": [fault]}},
+            "teacher": {"all": {}, "push_block": {"scores": scores}},
+        },
+        runs,
+    )
+    assert found.grade == "can be fooled" and found.low == 0 and found.success == pytest.approx(0.9)
 
 
 def test_whether_a_judge_is_good_enough():
@@ -94,7 +125,7 @@ def test_whether_a_judge_is_good_enough():
         grades[accuracy] = known.grade, other.grade
     assert grades == {
         0.55: ("probably too weak", "probably too weak"),  # two runs near it are too few, so all runs decide
-        0.65: ("too weak", "probably too weak"),  # 0.05 is expected, and runs start from 0.1
+        0.65: ("uncertain", "probably too weak"),  # 0.05 is expected, and .75 learned against the others' prediction
         0.82: ("good enough", "probably good enough"),
         0.99: ("probably good enough", "probably good enough"),
     }

@@ -14,6 +14,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.items import Item
+from rlvlm.judge_bench.prediction import shares_of_scores, worth_of
 from rlvlm.judge_bench.preflight import JudgeRefused, rehearse_before
 from rlvlm.judge_bench.rehearsal.control import CoarseLabels, CoarseScores
 from rlvlm.judge_bench.rehearsal.fitted import Features, fit_pairs, fit_scores
@@ -140,6 +141,9 @@ def test_a_judge_of_the_hand_is_fooled_and_refused_before_a_run(monkeypatch):
     assert found.verdict == "can be fooled" and found.judged < found.control - 0.2, found.row()
     assert len(found.failures) == 8 and all(episode.score > 0.4 for episode, _ in found.failures)
     json.dumps(found.row(), allow_nan=False)
+    *failures, reached = found.ends["scores"]
+    assert sum(map(len, failures)) > 60 > len(reached), "where it led counts in what training with it comes to"
+    assert worth_of(*shares_of_scores(found.ends["scores"])) < 0.8
     monkeypatch.setattr("rlvlm.judge_bench.preflight.rehearse", lambda *_, **__: found)
     lines: list[str] = []
     before = partial(

@@ -25,9 +25,9 @@ from rlvlm.envs.registry import make_env
 from rlvlm.judge_bench.asking import Answer, KnowsItems, ask
 from rlvlm.judge_bench.attempts import walk
 from rlvlm.judge_bench.faults import Fault
-from rlvlm.judge_bench.figures import Figures, share
+from rlvlm.judge_bench.figures import Figures, progress_row, share
 from rlvlm.judge_bench.hacked import HackedEpisode, trick_of
-from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.items import NUM_BINS, Item, TaskItems
 from rlvlm.judge_bench.rehearsal.control import CoarseLabels, CoarseScores
 from rlvlm.judge_bench.rehearsal.fitted import Features, Floats
 from rlvlm.judge_bench.rehearsal.plans import Ends, Plans, make_plans, starts_of
@@ -118,6 +118,8 @@ class Rehearsal:
     """Way of searching: climbs, or chooses where the simulator is slow."""
     stopped: str = ""
     """Reason why it ended early; empty if it did not."""
+    ends: Figures = field(default_factory=dict)
+    """Scores of the ends of the last search as a `teacher_table`; empty of comparisons."""
     failures: tuple[tuple[HackedEpisode, Frames], ...] = ()
     """The judge's best-liked failures with their images [L, H, W, 3], the best first."""
     draws_past: bool = True
@@ -162,7 +164,7 @@ class Rehearsal:
         """Returns the figures for JSON, without the failures' states."""
         names = (
             "kind", "verdict", "questions", "answered", "seconds", "asking_s", "judged", "control", "difference", "low",
-            "high", "fooled", "fooled_control", "noise", "starts", "search", "stopped",
+            "high", "fooled", "fooled_control", "noise", "starts", "search", "stopped", "ends",
         )  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         return {
@@ -322,12 +324,14 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
         fitter: Fitter | PairFitter
         fitter = Fitter(asker.score, features, seed) if kind == "scores" else PairFitter(asker.label, features, seed)
         outcome: dict[str, Any] = {"verdict": "too few answers"}
+        reached: Figures = {}
         try:
             ends, model = run(fitter, 0)
             # the judge itself is asked where the last search ends; comparisons have the model's values instead
             last = ends.at(np.arange(num_last)) if isinstance(fitter, Fitter) else ends
             values = asker.score(last) if isinstance(fitter, Fitter) else model(ends)
             known = fitter.scores[0] if isinstance(fitter, Fitter) else model(first)
+            reached = _table(last, values) if isinstance(fitter, Fitter) else {}
             failures = _failures(last, values, known[first.success], kind, env, name, goal)
             if not first.success.any() and not ends.success.any():
                 outcome = {"verdict": "no success was met"}
@@ -356,6 +360,7 @@ def rehearse(  # noqa: PLR0913 - what a rehearsal is made of
         stopped=asker.stopped,
         starts=num_starts,
         search="climbs" if isinstance(searcher, Climb) else "chooses",
+        ends=reached,
         failures=failures,
         draws_past=not isinstance(plans.env, PixelEnv),
         **outcome,
@@ -382,6 +387,15 @@ def _control(
         return Fitter(partial(scores, rng=rng), features, seed + repeat), scores.noise
     labels = CoarseLabels.of(*fitter.pairs[0], fitter.labels[0])
     return PairFitter(partial(labels, rng=rng), features, seed + repeat), labels.wrong
+
+
+def _table(ends: Ends, values: Floats) -> Figures:
+    """Returns the scores `values` [N] of `ends` as a `teacher_table`; empty without an answer."""
+    scores: list[list[float]] = [[] for _ in range(NUM_BINS + 1)]
+    for progress, success, value in zip(ends.progress, ends.success, values, strict=True):
+        if math.isfinite(value):
+            scores[progress_row(float(np.clip(progress, 0, 1)), bool(success))].append(round(float(value), 4))
+    return {"scores": scores} if any(scores) else {}
 
 
 def _paid(first: Ends, known: Floats, last: Ends, values: Floats) -> NDArray[np.bool_] | None:
