@@ -314,12 +314,16 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
 
 
 def chunk_players(config: ChunksRun, checkpoint: Path) -> Players:
-    """Returns the policy, greedy and sampled as in training, in envs of its own."""
+    """Returns the policy, greedy and sampled as in training, in envs of its own; a published flow also as others play
+    it, from noise.
+    """
     algo = config.algo
     torch.set_num_threads(algo.threads)
     env = make_env(config.task, config.policy_env.for_evaluation(), config.seed)
     sampler = ChunkSampler(policy=load_vla(checkpoint, env, config.policy), env=env, algo=algo)
     others = {"policy, sampled": chunk_player(sampler, greedy=False)}
+    if sampler.policy.starts_from_noise:
+        others["policy, from noise"] = chunk_player(replace(sampler, from_noise=True))
     return Players(
         own=chunk_player(sampler), name="policy, greedy", draw=env.draw, others=others, has_success=env.has_success
     )

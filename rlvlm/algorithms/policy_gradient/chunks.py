@@ -50,6 +50,8 @@ class ChunkSampler:
     """Temperature, and explored dimensions."""
     greedy: bool = True
     """Whether to take the most likely chunks."""
+    from_noise: bool = False
+    """Whether greedy chunks are denoised from noise, see `Sampling`."""
     is_rollout: bool = False
     """Whether random numbers are shared as `algo.draws` says, never in evaluations."""
     generator: torch.Generator | None = None
@@ -70,6 +72,7 @@ class ChunkSampler:
         sampling = Sampling(
             temperature=None if self.greedy else algo.temperature,
             generator=self.generator,
+            from_noise=self.from_noise,
             noise_per=algo.draws if self.is_rollout else "token",
             explored=self.policy.explored(self.env, algo.min_range),
         )

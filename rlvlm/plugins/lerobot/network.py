@@ -35,7 +35,8 @@ class Prefix(NamedTuple):
     is_there: Tensor
     """[B, N] whether a position holds a token rather than padding."""
     features: Tensor
-    """[B, W] float32 mean of the last layer's output over all tokens, for the value head."""
+    """[B, F] float32 mean of the last layer's output over all tokens, for the value head; behind it the state, if the
+    body does not read it."""
     state: Tensor
     """[B, 1, W] float32 token of the state that the expert reads before the actions; [B, 0, W] if the body reads the
     state."""
@@ -116,11 +117,19 @@ class LeRobotNetwork(PreTrainedModel):
         patches = cameras.repeat_interleave(num_patches // len(cameras))
         return torch.cat([patches.expand(len(is_token), -1), is_token], dim=1)
 
+    @property
+    def num_features(self) -> int:
+        """F, the numbers in `Prefix.features`."""
+        return self.config.body.hidden_size
+
+    def padded_state(self, proprio: Tensor) -> Tensor:
+        """Returns [B, S] float32, normalised `proprio` [B, P] padded with 0."""
+        return functional.pad(proprio.float(), (0, self._sizes.state_dims - proprio.shape[1]))
+
     def state_token(self, proprio: Tensor) -> Tensor:
-        """Returns [B, 1, W], the token of normalised `proprio` [B, P], padded with 0."""
+        """Returns [B, 1, W], the token of normalised `proprio` [B, P]."""
         model: Any = self.model
-        padded = functional.pad(proprio.float(), (0, self._sizes.state_dims - proprio.shape[1]))
-        return model["state_proj"](padded)[:, None]
+        return model["state_proj"](self.padded_state(proprio))[:, None]
 
     def read_tokens(self, text: Any, tokens: Tensor, is_there: Tensor, num_last: int, state: Tensor) -> Prefix:
         """Encodes `tokens` by the language model `text`.
@@ -160,7 +169,7 @@ class LeRobotNetwork(PreTrainedModel):
 
     def add_values(self) -> None:
         """Adds a value head on the body's encoding, initially 0 everywhere."""
-        width, device = self.config.body.hidden_size, device_of(self)
+        width, device = self.num_features, device_of(self)
         last = nn.Linear(256, 1, bias=False, device=device)
         self.value_head = nn.Sequential(nn.Linear(width, 256, device=device), nn.SiLU(), last)
         nn.init.zeros_(last.weight)

@@ -137,9 +137,18 @@ class Pi0Network(LeRobotNetwork):
         # Gemma's scale, for text only: PaliGemma divides image features by it, and pi0 was trained without either
         tokens = torch.cat([seen, said * said.shape[-1] ** 0.5], dim=1)
         is_there = self.sees(seen.shape[1], token_ids != NO_TOKEN)
-        has_token = not self.config.is_adaptive
-        state = self.state_token(proprio) if has_token else tokens.new_empty(len(token_ids), 0, 0, dtype=torch.float32)
-        return self.read_tokens(text, tokens, is_there, num_last=0, state=state)
+        if self.config.is_adaptive:
+            nothing = tokens.new_empty(len(token_ids), 0, 0, dtype=torch.float32)
+            return self.read_tokens(text, tokens, is_there, num_last=0, state=nothing)
+        read = self.read_tokens(text, tokens, is_there, num_last=0, state=self.state_token(proprio))
+        # PaliGemma does not read the state, and a critic of what it reads alone could not tell states apart.
+        # Departure: RLinf's critic reads the expert's output instead, averaged over the denoising steps
+        return read._replace(features=torch.cat([read.features, self.padded_state(proprio)], dim=1))
+
+    @property
+    def num_features(self) -> int:
+        """See `LeRobotNetwork`."""
+        return super().num_features + (0 if self.config.is_adaptive else self._sizes.state_dims)
 
     def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
         model: Any = self.model

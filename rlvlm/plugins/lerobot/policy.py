@@ -37,7 +37,7 @@ class LeRobotPolicy(FlowPolicy):
         ModelUnavailable: it cannot be loaded, or does not match the env.
     """
 
-    comes_trained = True
+    comes_trained = starts_from_noise = True
     checkpoint: Checkpoint
     """Files that are written back with its weights."""
 
@@ -54,6 +54,7 @@ class LeRobotPolicy(FlowPolicy):
                 "trained were published with --policy.flow.learn one --policy.flow.noise 0.5 --policy.flow.start-std 1",
                 config.model, own, config.flow.steps, own,
             )  # fmt: skip
+        self.own_steps = own
         self.load_statistics(loaded.checkpoint.statistics)
         self.relative = np.flatnonzero(loaded.checkpoint.relative)
         self.is_real = self.is_real.to(self.device)

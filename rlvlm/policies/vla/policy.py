@@ -34,6 +34,9 @@ class Sampling:
     noise_per: Literal["token", "chunk"] = "token"
     """Sharing of random numbers. chunk: one random number for each dimension of the action is used for all steps of a
     chunk. Each element has the same distribution in both."""
+    from_noise: bool = False
+    """Without a temperature: whether the chunk is denoised from random noise, as published flows are played, and not
+    the most likely one; only for a policy that `starts_from_noise`."""
     explored: NDArray[np.bool_] | None = None
     """[A] dimensions of an action that are sampled, from `VLAPolicy.explored`; None: all."""
 
@@ -95,6 +98,8 @@ class VLAPolicy(Policy):
     """Side of its square images, pixels."""
     comes_trained: bool = False
     """Whether it can act as loaded: then it gets no demonstrations."""
+    starts_from_noise: bool = False
+    """Whether it was trained to denoise from noise, and is evaluated so too."""
     horizon: int | None = None
     """H, the steps of a demonstrated chunk that it learns, at least the env's; None: as many as the env runs."""
 

@@ -145,7 +145,7 @@ def test_lerobot_reads_it_to_the_bit_and_trains_on_it(tmp_path: Path) -> None:
     root = tmp_path / "set"
     export([str(folder.path), "--form", "lerobot", "--out", str(root), "--lerobot.image-px", "64"], "data export")
     python, around = python_of("lerobot312"), {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    subprocess.run([python, "-c", _READ, root, tmp_path / "read.npz"], check=True, timeout=300, env=around)
+    subprocess.run([python, "-c", _READ, root, tmp_path / "read.npz"], check=True, timeout=600, env=around)
     found, own = np.load(tmp_path / "read.npz"), read(root)
     np.testing.assert_array_equal(found["action"], np.concatenate([episode.actions for episode in own]))
     np.testing.assert_array_equal(found["observation.state"], np.concatenate([episode.proprio for episode in own]))
@@ -154,7 +154,7 @@ def test_lerobot_reads_it_to_the_bit_and_trains_on_it(tmp_path: Path) -> None:
     assert found["next.success"].sum() == 3 and set(found["tasks"]) == {episode.instruction for episode in own}
     words = (
         f"--dataset.repo_id=some/data --dataset.root={root} --policy.type=act --policy.device=cpu --steps=10 "
-        f"--policy.push_to_hub=false --output_dir={tmp_path}/trained --batch_size=2 --num_workers=0 --eval_freq=0 "
+        f"--policy.push_to_hub=false --output_dir={tmp_path}/trained --batch_size=2 --num_workers=0 "
         "--policy.chunk_size=8 --policy.n_action_steps=8 --policy.dim_model=32 --policy.n_heads=2 "
         "--policy.dim_feedforward=32 --policy.pretrained_backbone_weights=null --wandb.enable=false"
     )

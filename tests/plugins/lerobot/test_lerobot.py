@@ -477,6 +477,9 @@ def test_a_value_head_sees_the_observation_and_stays_out_of_lerobots_folder(fold
     alone = network.prefix(*observed(loaded, slice(1, 2)))
     together, one = network.state_values(cache, detach=True), network.state_values(alone, detach=True)
     assert together.std() > 1e-4 and torch.allclose(together[1], one[0], atol=1e-6)  # filling does not count
+    images, words, states = observed(loaded)
+    moved = network.state_values(network.prefix(images, words, states + 1.0), detach=True)
+    assert (moved - together).abs().min() > 1e-5, "it sees the state"
     save_lerobot(network, loaded.checkpoint, tmp_path / "saved")
     assert load_file(tmp_path / "saved/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
 

@@ -70,6 +70,17 @@ def test_it_acts_and_learns(
     again.show(obs.images, policy.draw(env, obs.snapshots))
     greedy = [one.sample(obs, Sampling()).actions for one in (policy, again)]
     np.testing.assert_allclose(greedy[0], greedy[1], atol=1e-5)
+    # from noise, as LeRobot plays it: the checkpoint's own steps, by hand
+    own = policy.checkpoint.num_denoising_steps
+    x = torch.randn(4, policy.network.horizon, policy.network.action_width, generator=torch.Generator().manual_seed(3))
+    noisy = policy.sample(obs, Sampling(from_noise=True, generator=torch.Generator().manual_seed(3)))
+    with torch.no_grad():
+        cache = policy.network.prefix(*policy.normalised(*policy.inputs(obs)))
+        for step in range(own):
+            x = x - policy.network.velocity(cache, x, torch.full((4,), 1 - step / own)) / own
+    played = policy.scales["action"].restored(x[:, : env.chunk_steps, :7].numpy())
+    assert own != policy.flow.steps
+    np.testing.assert_allclose(noisy.actions, played, atol=1e-5)
     policy.export(tmp_path / "saved")
     plain = VLAConfig(model=str(tmp_path / "saved"), head="flow", flow=config.flow, lerobot=LeRobotConfig(image_px=24))
     loaded = build_policy(plain, env)

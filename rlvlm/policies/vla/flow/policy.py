@@ -6,6 +6,7 @@ are kept per element, and the loss (`algo.loss.ratio`) combines them to a ratio.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,8 @@ class FlowPolicy(VLAPolicy):
                     f"the network's chunks have {has} {what} and the env runs {runs}; take a checkpoint with as many"
                 )
         self.network, self.flow, self.horizon = network, flow, network.horizon
+        self.own_steps = flow.steps
+        """Denoising steps with which it is played from noise."""
         self.scales: dict[str, Scale] = {}
         self.relative: NDArray[np.intp] = np.arange(0)
         """Action dimensions that the network predicts relative to the same number of the proprioception before the
@@ -147,7 +150,7 @@ class FlowPolicy(VLAPolicy):
 
     @torch.no_grad()
     def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
-        """See `VLAPolicy`; without a temperature the ODE starts at the middle of the noise, 0."""
+        """See `VLAPolicy`; without a temperature the ODE starts at the middle of the noise, 0, or from noise."""
         flow, num, (length, size) = self.flow, len(obs), self._size
         shape = (num, *self.is_real.shape)
         drawn = torch.zeros(size, dtype=torch.bool)
@@ -156,6 +159,9 @@ class FlowPolicy(VLAPolicy):
             drawn = torch.ones_like(drawn) if sampling.explored is None else torch.from_numpy(sampling.explored)
             start = flow.start_std * torch.randn(shape, generator=generator)
         steps = noisy_steps(num, flow.steps, flow.learn, flow.num_candidates < flow.steps, generator)
+        if sampling.temperature is None and sampling.from_noise:
+            start = torch.randn(shape, generator=generator)
+            steps = torch.zeros(num, self.own_steps, dtype=torch.bool)
         noise_shape = (num, 1, shape[2]) if sampling.noise_per == "chunk" else shape
 
         def draw() -> Tensor:
@@ -163,10 +169,12 @@ class FlowPolicy(VLAPolicy):
 
         cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
         is_noisy = steps.to(self.device)[:, :, None, None] & self._has_noise(drawn.expand(num, -1))
-        chain = self.denoiser(cache, sampling.temperature or 0.0).sample(start.to(self.device), is_noisy, draw)
+        denoiser = replace(self.denoiser(cache, sampling.temperature or 0.0), num_steps=steps.shape[1])
+        chain = denoiser.sample(start.to(self.device), is_noisy, draw)
         # the trained steps are consecutive: one of them, or all from the first on
         first = torch.zeros(num, dtype=torch.long) if flow.learn == "all" else steps.int().argmax(dim=1)
         rows, learned = torch.arange(num)[:, None], first[:, None] + torch.arange(flow.num_learned)
+        learned = learned.clamp(max=steps.shape[1] - 1)  # from noise there may be fewer
         states = chain.states[rows, torch.cat([learned, learned[:, -1:] + 1], dim=1)].cpu()
         log_probs, mask = (
             part[rows, learned][..., :length, :size].flatten(1).cpu() for part in (chain.log_probs, chain.is_drawn)

@@ -1,5 +1,6 @@
 """Flow policies: what they sample, how likely it is later, what is scored, and that they learn."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,6 +190,39 @@ def test_statistics_go_there_and_back_with_the_policy() -> None:
     for text in ("{}", '{"action": {}}', "[1]", policy.statistics.replace('"mean": [', '"mean": [NaN, ')):
         with pytest.raises(ValueError, match="statistics|mean"):
             other.load_statistics(text)
+
+
+class TwoModes(VelocityNetwork):
+    """The exact velocity of a flow whose actions are -1 or 1, each half of the time."""
+
+    horizon, action_width, value_head = 1, 1, None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))  # by which its device is found
+
+    def read(self, instructions: Sequence[str]) -> torch.Tensor:
+        return torch.zeros(len(instructions), 1, dtype=torch.long)
+
+    def prefix(self, images: torch.Tensor, token_ids: torch.Tensor, proprio: torch.Tensor) -> None: ...
+
+    def velocity(self, cache: None, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        t = t[:, None, None]
+        return (x - torch.tanh((1 - t) * x / t**2)) / t
+
+
+def test_from_noise_it_plays_a_mode_and_greedily_what_lies_between() -> None:
+    policy = FlowPolicy(TwoModes(), FlowConfig(steps=1), chunk_steps=1, action_size=1)
+    policy.own_steps = 50
+    unit = Scale(mean=(0.0,), std=(1.0,), q01=(-1.0,), q99=(1.0,), mode="mean_std")
+    policy.scales = {"action": unit, "proprio": unit}
+    empty, keys = np.zeros((64, 1), np.float32), np.arange(64, dtype=np.float32)[:, None]
+    obs = Observations(texts=("go",) * 64, proprio=empty, snapshots=keys)
+    policy.show(obs.images, np.zeros((64, 1, 2, 2, 3), np.uint8))
+    assert (policy.sample(obs, Sampling()).actions == 0).all()
+    noisy = policy.sample(obs, Sampling(from_noise=True)).actions
+    assert np.abs(np.abs(noisy) - 1).max() < 0.05 and 0.3 < (noisy > 0).mean() < 0.7
+    assert np.array_equal(noisy, policy.sample(obs, Sampling(from_noise=True)).actions), "the same noise each time"
 
 
 @pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
