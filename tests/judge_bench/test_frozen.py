@@ -34,6 +34,7 @@ def frozen(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_frozen_suite_is_asked_as_the_suite_itself(frozen, tmp_path):
     config = JudgeConfig(image_px=PX)
     rows = [

@@ -51,6 +51,7 @@ def test_a_server_that_is_right_in_80_percent_is_measured_so(tmp_path: Path, nam
     assert "true reward" in str(row["bench"]["truth"]) and "true reward" in (tmp_path / "bench.html").read_text()
 
 
+@pytest.mark.slow
 def test_wrong_arguments_end_at_once_and_do_not_blame_the_judge(tmp_path: Path) -> None:
     server = ApiServer()
     (file := tmp_path / "file").touch()

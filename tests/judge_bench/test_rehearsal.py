@@ -184,6 +184,7 @@ class Failing:
         ]
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_the_price_and_measures_nothing(tmp_path, capsys):
     words = ["judge-bench", "push_block", "--judge.backend", "rlvlm.testing.fooled:brightness", "--pairs", "10"]
     run_command([*words, "--episodes", "6", "--rehearse", "300", "--dry-run", "--out", str(tmp_path)])
@@ -192,6 +193,7 @@ def test_a_dry_run_says_the_price_and_measures_nothing(tmp_path, capsys):
     assert not (tmp_path / "bench.json").exists()
 
 
+@pytest.mark.slow
 def test_a_budget_that_ends_within_a_round_keeps_what_was_found_and_grades_nothing():
     found = rehearsed(Failing(limit=130), questions=300)
     assert found.verdict == "too few answers" and "the budget is spent" in found.stopped

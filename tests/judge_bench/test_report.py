@@ -15,6 +15,8 @@ from rlvlm.core.errors import EXIT_PREEMPTED, UsageError
 from rlvlm.judge_bench.prediction import COLUMNS
 from rlvlm.pages.answers import read_sources
 
+pytestmark = pytest.mark.slow  # each bench draws five charts
+
 TASK = "push_block"
 SENT: list[signal.Signals] = []
 """To this process, by `interrupted`."""

@@ -668,6 +668,7 @@ def test_without_a_key_nothing_is_asked(backend: Any) -> None:
 # --- what comes with it -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importing_opens_no_connection_and_loads_no_client() -> None:
     program = """
 import socket, sys

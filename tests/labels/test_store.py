@@ -365,6 +365,7 @@ def test_a_number_that_json_has_not_is_refused_when_written():
     assert json.loads(encode_line({"p": None})[9:]) == {"p": None}
 
 
+@pytest.mark.slow
 def test_duckdb_reads_accuracy_out_of_a_store(tmp_path):
     store = LabelStore(tmp_path / "s", Origin(run="r", task="t", seed=4))
     frames = [np.full((1, 4, 4, 3), level, np.uint8) for level in range(6)]

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from rlvlm.runs.guardian import sweep, users_of
 from rlvlm.runs.memory import MemoryWatch
 
@@ -49,6 +51,7 @@ with guarded_folder(folder):
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_whether_a_run_ends_or_is_killed(tmp_path: Path) -> None:
     import psutil
 

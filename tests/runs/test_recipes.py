@@ -54,6 +54,7 @@ def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored() -> N
         assert recipe(task).judge.model == "" and recipe(task).reward.flip_images, "another judge sees no mirror"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["libero_10/0", "libero_object", "push_block"])
 def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str) -> None:
     pocket, own = recipe(task), parse_run([task, "--policy.model", "a/b"], "run").config

@@ -155,6 +155,7 @@ def test_figures_are_printed_even_if_they_cannot_be_written(
     assert (out / "evaluation.json").is_file() and not (folder.path / "evaluation.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "others"), [("drawer_open", ["policy, random starts"]), ("rlvlm.testing:TINY", None)])
 def test_a_policy_of_one_start_is_also_played_from_others(
     task: str, others: list[str] | None, monkeypatch: pytest.MonkeyPatch

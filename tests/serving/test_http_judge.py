@@ -118,6 +118,7 @@ def in_child(judge: rlvlm.Judge, answers) -> None:
     answers.put((os.getpid(), judge.score([grey(102)], GOAL).values))
 
 
+@pytest.mark.slow
 def test_a_judge_works_in_processes_that_were_started_after_it_was_used(edge: Edge) -> None:
     with edge.listening() as url:
         judge = rlvlm.Judge(url, edge.token)

@@ -40,6 +40,7 @@ def test_brackets_of_a_path_or_a_title_are_no_markup(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.split() == "look at /runs/[bold]/x of gym:boat:Boat-v0 :boat: [/b]".split()
 
 
+@pytest.mark.slow
 def test_every_console_shows_texts_as_they_are() -> None:
     made = [
         f"{file.name}: {node.func.id}"
