@@ -135,16 +135,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("line", "code", "told"), MISTAKES, ids=[line or "nothing" for line, _, _ in MISTAKES])
+@pytest.mark.parametrize(("line", "code", "message"), MISTAKES, ids=[line or "nothing" for line, _, _ in MISTAKES])
 def test_a_mistake_is_reported_with_its_fix(
-    line: str, code: int, told: str, place: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
+    line: str, code: int, message: str, place: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(place.rglob("*"))
     # the judge and the drawing are not what these lines are about
     plain = ["--reward.teacher", "oracle"] if line.startswith("run drawer_open") and "judge" not in line else []
     assert main([*line.format(port=taken_port).split(), *plain]) == code
     out, err = capsys.readouterr()
-    assert told in box_words(out if code == 0 else err)
+    assert message in box_words(out if code == 0 else err)
     assert "Traceback" not in out + err
     assert not (code and out)
     assert sorted(place.rglob("*")) == before

@@ -136,11 +136,11 @@ def test_partial_states_and_checkpoints_without_a_config_are_refused_with_a_fix(
 
 
 def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build: Any) -> None:
-    told: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
     looked = build(
         config_of()
         .evaluation(evaluation_interval=2, evaluation_duration=3)
-        .callbacks(on_evaluate_end=lambda evaluation_metrics, **_: told.append(evaluation_metrics))
+        .callbacks(on_evaluate_end=lambda evaluation_metrics, **_: seen.append(evaluation_metrics))
     )
     blind = build()
     results = [looked.train(), looked.train()]
@@ -148,7 +148,7 @@ def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build: Any
     assert EVALUATION_RESULTS not in results[0]
     found = results[1][EVALUATION_RESULTS]
     assert found[ENV_RUNNER_RESULTS][NUM_EPISODES] == 3 and 0 <= found["success_rate"] <= 1
-    assert math.isfinite(found[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN]) and told == [looked.evaluate()] * 2
+    assert math.isfinite(found[ENV_RUNNER_RESULTS][EPISODE_RETURN_MEAN]) and seen == [looked.evaluate()] * 2
     for name, value in weights(blind).items():
         np.testing.assert_array_equal(weights(looked)[name], value)
 

@@ -41,10 +41,10 @@ def test_unplayed_scenes_mix_the_hand_of_one_moment_with_the_objects_of_a_start(
     scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
-    told = np.array(SHOWN.obs.texts)
+    texts = np.array(SHOWN.obs.texts)
     for snapshot, instruction in zip(scenes.snapshots, scenes.texts, strict=True):
-        assert (shown[told == instruction][:, HAND] == snapshot[HAND]).all(axis=1).any(), "of a demonstrated moment"
-        apart = np.abs(starts[told[SHOWN.begins] == instruction] - snapshot)[:, HAND.stop :].max(axis=1)
+        assert (shown[texts == instruction][:, HAND] == snapshot[HAND]).all(axis=1).any(), "of a demonstrated moment"
+        apart = np.abs(starts[texts[SHOWN.begins] == instruction] - snapshot)[:, HAND.stop :].max(axis=1)
         assert apart.min() <= 0.1, "of a start with this instruction, and moved"
     assert len(np.unique(scenes.snapshots, axis=0)) == 200
 
@@ -58,8 +58,8 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
         Imitator(net, WORLD, SHOWN, config, np.random.default_rng(0), print).train(config.updates)
         other = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(1))
         with torch.no_grad():
-            told = net.predict_offsets(*net.shown_inputs(WORLD, other))
-        errors.append((told - torch.from_numpy(WORLD.offsets(other.snapshots))).square().mean().item())
+            offsets = net.predict_offsets(*net.shown_inputs(WORLD, other))
+        errors.append((offsets - torch.from_numpy(WORLD.offsets(other.snapshots))).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
 
 

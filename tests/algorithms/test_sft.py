@@ -252,11 +252,11 @@ def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path: Path):
 @pytest.mark.slow
 def test_demonstrated_replies_beyond_the_limit_are_reported(tmp_path: Path):
     policy, place = tiny_policy(tmp_path), slot()
-    episodes, told = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()
-    warn_of_length(policy, episodes, 8, told.append)
-    assert told[0].startswith("100% of the demonstrated replies are longer than algo.max_reply_tokens 8")
-    warn_of_length(policy, episodes, 2_000, told.append)
-    assert len(told) == 1
+    episodes, lines = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()
+    warn_of_length(policy, episodes, 8, lines.append)
+    assert lines[0].startswith("100% of the demonstrated replies are longer than algo.max_reply_tokens 8")
+    warn_of_length(policy, episodes, 2_000, lines.append)
+    assert len(lines) == 1
 
 
 def test_four_examples_by_hand():

@@ -24,11 +24,11 @@ def test_the_manifest_of_a_supervised_policy_is_compared_by_hand(tmp_path: Path)
     check_sft_manifest(tmp_path, taught, pytest.fail)
     write_sft_manifest(tmp_path, taught)
     assert read_sft_manifest(tmp_path) == taught and not taught.lacks(taught) + taught.differs(taught)
-    told: list[str] = []
+    lines: list[str] = []
     check_sft_manifest(
-        tmp_path, sft_manifest_of("b", MiniGridConfig(split="training"), PolicyConfig(), ("left",)), told.append
+        tmp_path, sft_manifest_of("b", MiniGridConfig(split="training"), PolicyConfig(), ("left",)), lines.append
     )
-    assert [line.partition("something else: ")[2] for line in told] == [
+    assert [line.partition("something else: ")[2] for line in lines] == [
         "its task was a, not b", "env.split was all, not training", "env.prompt_last_action was True, not False",
     ]  # fmt: skip
     wanted = sft_manifest_of("a", MiniGridConfig(), PolicyConfig(head="actions", new_words=("x",)), ("left", "up"))

@@ -63,8 +63,8 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("kind", ["replies", "tokens", "flow"])
 def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path: Path, kind: str) -> None:
-    config, told = job(folder, kind), list[str]()
-    whole = run_sft(config, 4, tmp_path / "whole", told.append)
+    config, lines = job(folder, kind), list[str]()
+    whole = run_sft(config, 4, tmp_path / "whole", lines.append)
 
     def stop(line: str) -> None:
         if line.startswith("update 4 of 8"):
@@ -72,8 +72,8 @@ def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
 
     with pytest.raises(Stopped):
         run_sft(config, 4, tmp_path / "parts", stop)
-    parts = run_sft(config, 4, tmp_path / "parts", told.append)
-    assert "going on after update 4 of 8" in told
+    parts = run_sft(config, 4, tmp_path / "parts", lines.append)
+    assert "going on after update 4 of 8" in lines
     clocks = {metrics.SFT_WALL_S: 0.0}
     assert parts | clocks == whole | clocks
     one, other = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")

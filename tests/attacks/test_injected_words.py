@@ -102,11 +102,11 @@ def test_a_goal_is_data_or_is_refused(tmp_path: Path) -> None:
         assert answer.status_code in (200, 400, 422), goal
         if answer.status_code == 200:
             assert answer.json()["label"] in ("left", "right", "tie"), goal
-            told, plain = (
+            asked, plain = (
                 words_of(compare_messages("direct", Query(goal=one, left=PICTURE, right=PICTURE)))
                 for one in (goal, "x")
             )
-            assert all(told.count(mark) == plain.count(mark) for mark in KEPT), goal
+            assert all(asked.count(mark) == plain.count(mark) for mark in KEPT), goal
     assert not canary.exists() and sum(codes.values()) == 200 and codes[200] > 20 and codes.total() > codes[200]
     logger.warning("200 goals that hold a command: %s", dict(codes))
 

@@ -51,10 +51,10 @@ def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "vlm-7b did not answer a turn" in box_words(capsys.readouterr().err)
         # an empty text teaches nothing, whatever it came from
         empty = {"stop": "wrote nothing", "error": "did not answer", "length": "raise --player.max-reply-tokens"}
-        for ending, told in empty.items():
+        for ending, message in empty.items():
             server.script = [Response(completion("", finish=ending))] * 9
             assert main([*words, "--seed", "1", *remote, "--player.api.retries", "0"]) == 3
-            assert told in box_words(capsys.readouterr().err)
+            assert message in box_words(capsys.readouterr().err)
     episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
     first, second, *_ = episodes[0]["steps"]
     assert len(episodes) == 2 and episodes[0]["player"] == "vlm-vlm-7b"
@@ -80,8 +80,8 @@ def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
     sheet = (folder / "episodes.png").read_bytes()
     (folder / "episodes.png").unlink()
     assert main(["data", "show", str(folder)]) == 0
-    told = capsys.readouterr().out
-    assert "3 episodes" in told and "| push the" in told and "episodes.png" in told
+    message = capsys.readouterr().out
+    assert "3 episodes" in message and "| push the" in message and "episodes.png" in message
     assert (folder / "episodes.png").read_bytes() == sheet
 
 
@@ -93,8 +93,8 @@ def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pyt
     assert "now 4 with" in capsys.readouterr().out
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert main(words) == 2
-    told = box_words(capsys.readouterr().err)
-    assert "env.prompt_last_action True, not False" in told and "--out" in told
+    message = box_words(capsys.readouterr().err)
+    assert "env.prompt_last_action True, not False" in message and "--out" in message
     assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
 
@@ -169,5 +169,5 @@ def test_a_job_without_sense_is_refused_before_it_starts(
 def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run_command(["sft", "pick_place_can", "--help"])
-    told = "".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())
-    assert "(default: actions)" in told and "(default: 800)" in told
+    message = "".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())
+    assert "(default: actions)" in message and "(default: 800)" in message

@@ -73,29 +73,29 @@ def fetch(home: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 def test_a_model_fetched_by_name_loads_without_the_hub(hub: str, tmp_path: Path) -> None:
-    told = fetch(tmp_path, hub, NAME)
-    assert told.returncode == 0, told.stderr
-    assert f"--judge.model {NAME}" in told.stdout and "loads without a network" in told.stdout
+    ended = fetch(tmp_path, hub, NAME)
+    assert ended.returncode == 0, ended.stderr
+    assert f"--judge.model {NAME}" in ended.stdout and "loads without a network" in ended.stdout
     snapshot = next((tmp_path / "hub").glob(f"*/snapshots/{COMMIT}"))
     next(snapshot.glob("*.safetensors")).unlink()  # what is here is not fetched again, so the loss is found
-    told = fetch(tmp_path, "http://127.0.0.1:9", NAME)
-    assert told.returncode != 0 and "fix:" in told.stderr
+    ended = fetch(tmp_path, "http://127.0.0.1:9", NAME)
+    assert ended.returncode != 0 and "fix:" in ended.stderr
 
 
 @pytest.mark.slow
 def test_a_model_fetched_into_a_folder_loads_from_there(hub: str, tmp_path: Path) -> None:
-    told = fetch(tmp_path / "home", hub, NAME, "--to", str(tmp_path / "model"))
-    assert told.returncode == 0, told.stderr
-    assert f"--judge.model {tmp_path / 'model'}" in told.stdout
+    ended = fetch(tmp_path / "home", hub, NAME, "--to", str(tmp_path / "model"))
+    assert ended.returncode == 0, ended.stderr
+    assert f"--judge.model {tmp_path / 'model'}" in ended.stdout
     weights = next((tmp_path / "model").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-100])
-    told = fetch(tmp_path / "home", hub, str(tmp_path / "model"))
-    assert told.returncode == 5 and "cannot be loaded" in told.stderr
+    ended = fetch(tmp_path / "home", hub, str(tmp_path / "model"))
+    assert ended.returncode == 5 and "cannot be loaded" in ended.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "reachable", "code", "told"),
+    ("words", "reachable", "code", "message"),
     [
         (["owner/no-such-model"], True, 2, "the hub has no owner/no-such-model"),
         (["just-a-word"], True, 2, "OWNER/NAME"),
@@ -103,8 +103,8 @@ def test_a_model_fetched_into_a_folder_loads_from_there(hub: str, tmp_path: Path
     ],
 )
 def test_a_failed_fetch_is_reported_with_its_fix(
-    words: list[str], reachable: bool, code: int, told: str, hub: str, tmp_path: Path
+    words: list[str], reachable: bool, code: int, message: str, hub: str, tmp_path: Path
 ) -> None:
     result = fetch(tmp_path, hub if reachable else "http://127.0.0.1:9", *words)
     assert result.returncode == code, result.stderr
-    assert told in result.stderr and "Traceback" not in result.stderr and not result.stdout
+    assert message in result.stderr and "Traceback" not in result.stderr and not result.stdout

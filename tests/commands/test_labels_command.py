@@ -54,8 +54,8 @@ def test_label_files_of_the_reference_are_imported(store: Path, capsys: pytest.C
     session[0][1] = 9
     Path("a.pkl").write_bytes(pickle.dumps(session))
     assert main(["labels", "import", ".", "--store", "theirs", "--goal", "open the drawer", "--judge", "gemini"]) == 0
-    assert "2 labels from 1 files" in (told := capsys.readouterr().out)
-    assert "1 are right and 1 wrong" in told and "1 of the files' own" not in told
+    assert "2 labels from 1 files" in (message := capsys.readouterr().out)
+    assert "1 are right and 1 wrong" in message and "1 of the files' own" not in message
     assert main(["labels", "show", "theirs"]) == 0 and "imported:gemini" in capsys.readouterr().out
 
 

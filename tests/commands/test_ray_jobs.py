@@ -90,14 +90,14 @@ def test_submitting_and_looking_need_the_token(head: Head, headers: dict[str, st
 
 def test_a_job_that_is_stopped_has_saved(head: Head, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    told = head.submit("stopped", *WORDS, "--steps", "100000", "--out", str(out), wait=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    ended = head.submit("stopped", *WORDS, "--steps", "100000", "--out", str(out), wait=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     end = time.monotonic() + 300
     while not (out / "metrics.jsonl").exists():
         assert time.monotonic() < end and head.jobs()["stopped"]["status"] in ("PENDING", "RUNNING")
         time.sleep(0.2)
-    told = head.job("stop", "stopped")
-    assert told.returncode == 0, told.stdout + told.stderr
+    ended = head.job("stop", "stopped")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert head.jobs()["stopped"]["status"] == "STOPPED"
     assert json.loads((out / "summary.json").read_text())["exit_reason"] == "SIGTERM"
     assert (out / "checkpoints" / "last").is_dir()
@@ -106,9 +106,9 @@ def test_a_job_that_is_stopped_has_saved(head: Head, tmp_path: Path) -> None:
 def test_a_job_runs_to_its_end_on_the_heads_ray(head: Head, tmp_path: Path) -> None:
     out = tmp_path / "run"
     judged = ["--reward.teacher", "judge", "--judge.untrained", "ok"]
-    told = head.submit("whole", *WORDS, "--steps", "160", *judged, "--out", str(out), wait=True)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert f"training in {out}" in told.stdout and "done: 160 steps" in told.stdout
+    ended = head.submit("whole", *WORDS, "--steps", "160", *judged, "--out", str(out), wait=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"training in {out}" in ended.stdout and "done: 160 steps" in ended.stdout
     job = head.jobs()["whole"]
     assert (job["status"], job["driver_exit_code"]) == ("SUCCEEDED", 0)
     assert "rlvlm.run" in job["entrypoint"]

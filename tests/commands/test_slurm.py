@@ -39,12 +39,12 @@ def test_the_script_is_clean_bash(script: str, tmp_path: Path) -> None:
     file.write_text(text)
     checkers = [["bash", "-n", str(file)]] + ([["shellcheck", str(file)]] if shutil.which("shellcheck") else [])
     for command in checkers:
-        told = subprocess.run(command, capture_output=True, text=True)
-        assert told.returncode == 0, told.stdout + told.stderr
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"nodes": 0}, "--nodes must be >= 1"),
         ({"cpus": 1}, "--cpus must be >= 2"),
@@ -55,8 +55,8 @@ def test_the_script_is_clean_bash(script: str, tmp_path: Path) -> None:
         ({"partition": "a b"}, "single words"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(wrong: dict, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_wrong_setting_is_refused_by_name(wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         SlurmConfig(**wrong)
 
 
@@ -83,7 +83,7 @@ SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-ru
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "told"),
+    ("line", "code", "message"),
     [
         ("drawer_opne", 2, "did you mean drawer_open?"),
         ("drawer_open -- --sead 1", 2, "--seed"),
@@ -111,7 +111,7 @@ SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-ru
 def test_a_mistake_is_reported_before_anything_is_queued(
     line: str,
     code: int,
-    told: str,
+    message: str,
     slurm: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,7 +121,7 @@ def test_a_mistake_is_reported_before_anything_is_queued(
     (tmp_path / "runs" / "there").mkdir(parents=True)
     assert main(["slurm", *line.split()]) == code
     out, err = capsys.readouterr()
-    assert told in err and not out
+    assert message in err and not out
     assert not list(slurm.glob("*.sh"))
 
 
@@ -133,10 +133,10 @@ def test_a_node_without_the_main_memory_of_a_large_policy_is_refused(
     run = ["--", "--policy.model", str(tmp_path / "7b"), "--policy.learns", "lora"]
     job = ["slurm", "number_line", "--gpus-per-node", "1"]
     assert main([*job, *run]) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     # 15.4 GiB of weights in bfloat16 on their way to the GPU, and the process itself
-    assert "node 1 has 16 GB of main memory" in told and "take 17 at least (the run's own process" in told
-    assert "--memory-gb 24, before the --" in told
+    assert "node 1 has 16 GB of main memory" in message and "take 17 at least (the run's own process" in message
+    assert "--memory-gb 24, before the --" in message
     assert main([*job, "--memory-gb", "24", "--show", *run]) == 0
     assert "#SBATCH --mem=24G" in capsys.readouterr().out
 
@@ -171,7 +171,7 @@ while :; do sleep 0.05; done
 
 
 @pytest.mark.parametrize(
-    ("number", "restarts", "codes", "told"),
+    ("number", "restarts", "codes", "ran"),
     [
         (signal.SIGUSR1, 20, [75, 0], ["ran run", "ran resume"]),  # the time limit
         (signal.SIGTERM, 20, [75], ["ran run"]),  # scancel, or a pre-emption after which SLURM itself decides
@@ -179,13 +179,13 @@ while :; do sleep 0.05; done
     ],
 )
 def test_how_the_script_handles_signals(
-    number: signal.Signals, restarts: int, codes: list[int], told: list[str], slurm: Path, tmp_path: Path
+    number: signal.Signals, restarts: int, codes: list[int], ran: list[str], slurm: Path, tmp_path: Path
 ) -> None:
     job = submit_with(RUN_THAT_WAITS, job_script(SlurmConfig(restarts=restarts), tmp_path / "run", ["x"]), tmp_path)
     wait_for(slurm / "started", tmp_path / "run.log")
     fake_slurm.signal(slurm, job, number)
     assert fake_slurm.wait(slurm, job) == {"codes": codes}
-    assert (slurm / "told").read_text().splitlines() == told
+    assert (slurm / "told").read_text().splitlines() == ran
     said = (tmp_path / "run.log").read_text()
     assert ("restarts are enough; go on with: rlvlm resume" in said) == (restarts == 0)
 
@@ -238,8 +238,8 @@ def test_a_sweep_comes_back_likewise_and_is_reported_at_its_end(
     text = job_script(SlurmConfig(), out, ["sweep", "/shared/small.yaml"])
     assert "#SBATCH --job-name=rlvlm-small\n" in text
     assert fake_slurm.wait(slurm, submit_with(SWEEP_THAT_IS_LOST, text, tmp_path)) == {"codes": codes}
-    told = (slurm / "told").read_text().splitlines()
-    assert told == ["ran sweep /shared/small.yaml", f"ran resume {out}", f"ran report {out}"]
+    ran = (slurm / "told").read_text().splitlines()
+    assert ran == ["ran sweep /shared/small.yaml", f"ran resume {out}", f"ran report {out}"]
 
 
 def wait_for(file: Path, log: Path) -> None:

@@ -63,20 +63,20 @@ def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_ba
 
 @pytest.mark.slow
 def test_it_learns_from_the_readable_part_of_demonstrations() -> None:
-    place, told = lamp(), []
+    place, lines = lamp(), []
     torch.manual_seed(0)
     policy = build_policy(CONFIG, place.env)
     sft = ReplySFTConfig(turns=60, updates=60, batch_size=16, lr=3e-3)
     episodes = demonstrate(place, sft, seed=0)
     first, *others = episodes
     unread = replace(first, replies=tuple(replace(reply, action=None) for reply in first.replies))
-    warn_of_length(policy, episodes, 1, told.append)
+    warn_of_length(policy, episodes, 1, lines.append)
     before = held_out_loss(policy, place.env, episodes, sft)
-    Imitator(policy, place.env, [unread, *others], sft, np.random.default_rng(0), told.append).train(sft.updates)
+    Imitator(policy, place.env, [unread, *others], sft, np.random.default_rng(0), lines.append).train(sft.updates)
     assert held_out_loss(policy, place.env, episodes, sft) < 0.2 * before
-    assert np.isnan(held_out_loss(policy, place.env, [unread], sft)) and "longer" not in "".join(told)
+    assert np.isnan(held_out_loss(policy, place.env, [unread], sft)) and "longer" not in "".join(lines)
     with pytest.raises(UsageError, match="a use for none of the demonstrated answers"):
-        Imitator(policy, place.env, [unread], sft, np.random.default_rng(0), told.append)
+        Imitator(policy, place.env, [unread], sft, np.random.default_rng(0), lines.append)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
                 )  # fmt: skip
                 has_hung = bool(asked)
     replay, restarts = algorithm.learner.replay, algorithm.runners._restarts
-    told = algorithm.report()
+    found = algorithm.report()
     rows = replay.transitions(slice(0, len(replay)))
     algorithm.stop()
     sys.stderr.write(f"{algorithm.env_steps} steps, {restarts} runners came back, {len(killer.killed)} were killed\n")
@@ -93,5 +93,5 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) 
             assert round(obs[1] * 32) == number and round(next_obs[1] * 32) == number + 1 and next_obs[0] == obs[0]
             assert not number or np.array_equal(steps[number - 1][1], obs), "a step begins where the last one ended"
     whole = sum(len(steps) == EPISODE_STEPS for steps in episodes.values())
-    assert whole == told[metrics.EPISODES] and max(map(len, episodes.values())) == EPISODE_STEPS
+    assert whole == found[metrics.EPISODES] and max(map(len, episodes.values())) == EPISODE_STEPS
     assert has_hung and restarts > KILLS / 2, "there was something to outlive"

@@ -21,9 +21,9 @@ WORDS = "number_line --smoke --steps 3584 --algo.num-learners 2 --engine.num-rep
 
 def rows(run: Path) -> list[dict[str, Any]]:
     """What was logged, without what depends on time or tells of the kills."""
-    told = [json.loads(line) for line in open(run / "metrics.jsonl")]
+    logged = [json.loads(line) for line in open(run / "metrics.jsonl")]
     times = ("_s", "_mb")
-    return [{key: row[key] for key in row if not key.endswith(times) and key != "engine/retries"} for row in told]
+    return [{key: row[key] for key in row if not key.endswith(times) and key != "engine/retries"} for row in logged]
 
 
 def test_ten_kills_in_a_run_change_nothing(tmp_path: Path) -> None:

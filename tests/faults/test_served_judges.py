@@ -260,18 +260,18 @@ def test_replicas_killed_while_they_score_leave_every_episode_one_score(cluster:
             group_size=4,
             rounds=1,
         ).build_algo()
-        told: list[Any] = []
+        records: list[Any] = []
         algorithm.prepare(lambda line: None)
         with Killer(SEED, lambda: replica_pids(running.app), 1.5, at_most=kills) as killer:
-            while len(killer.killed) < kills or len(told) < 64:
+            while len(killer.killed) < kills or len(records) < 64:
                 algorithm.train()
-                told += algorithm.drain_records()
+                records += algorithm.drain_records()
         episodes = algorithm.report()[metrics.EPISODES]
-        clips = [Clip(goal=one.item.goal, frames=algorithm.draw(one.item.snapshots, 16)) for one in told]
+        clips = [Clip(goal=one.item.goal, frames=algorithm.draw(one.item.snapshots, 16)) for one in records]
         algorithm.stop()
-    assert len(told) == episodes, "one score an episode"
+    assert len(records) == episodes, "one score an episode"
     expected = [score.value for score in StubJudge().score(clips)]
-    assert [one.score.value for one in told] == expected and len(set(expected)) > 20
+    assert [one.score.value for one in records] == expected and len(set(expected)) > 20
 
 
 WORDS = (

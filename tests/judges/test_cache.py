@@ -74,11 +74,11 @@ def stored(folder: Path, **names: str):
 def test_the_stored_judge_repeats_its_answers_and_refuses_other_questions_by_key(tmp_path):
     fake = FakeJudge()
     queries = [make_query(0, 9), make_query(9, 0)]
-    told = CachedJudge(fake, LabelStore(tmp_path / "s")).compare(queries)
+    first = CachedJudge(fake, LabelStore(tmp_path / "s")).compare(queries)
     judge = stored(tmp_path / "s")
     assert judge.stamp == fake.stamp
     answers = judge.compare([*queries, make_query(1, 2)])
-    assert answers[:2] == told
+    assert answers[:2] == first
     assert answers[2].status is Status.FAILED and "no answer under key" in answers[2].text
     with pytest.raises(JudgeUnavailable, match="none of 1 answers"):
         judge.compare([make_query(1, 2)])
@@ -89,8 +89,8 @@ def test_the_stored_judge_repeats_its_answers_and_refuses_other_questions_by_key
 def test_among_several_judges_one_is_named(tmp_path):
     for margin in (0.0, 5.0):
         CachedJudge(FakeJudge(margin), LabelStore(tmp_path / "s")).compare([make_query(0, 9)])
-    for names, told in (({}, "2 judges"), ({"judge": "nobody"}, "no judge"), ({"prompt": "two_stage"}, "no judge")):
-        with pytest.raises(JudgeUnavailable, match=told):
+    for names, message in (({}, "2 judges"), ({"judge": "nobody"}, "no judge"), ({"prompt": "two_stage"}, "no judge")):
+        with pytest.raises(JudgeUnavailable, match=message):
             stored(tmp_path / "s", **names)
 
 

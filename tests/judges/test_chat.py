@@ -248,12 +248,12 @@ def test_a_score_that_a_short_list_of_tokens_leaves_open_is_no_score():
 
 def test_a_label_in_a_sentence_goes_before_what_the_sentence_might_have_begun_with():
     odds = (("The", 0.96), ("0", 0.02), ("1", 0.01), ("-", 0.01))
-    for text, told in (("The answer is 1.", (Label.RIGHT, None)), ("The", (Label.LEFT, (0.5, 0.25, 0.25)))):
+    for text, wanted in (("The answer is 1.", (Label.RIGHT, None)), ("The", (Label.LEFT, (0.5, 0.25, 0.25)))):
         dialogue = label_dialogue("direct")(QUERY)
         next(dialogue)
         with pytest.raises(StopIteration) as end:
             dialogue.send(ChatReply(text=text, first_tokens=odds))
-        assert (end.value.value.value, end.value.value.probabilities) == told
+        assert (end.value.value.value, end.value.value.probabilities) == wanted
 
 
 def test_deltas_apply_to_the_remaining_distance():

@@ -573,8 +573,8 @@ def _compare_calmly(one: Any, num: int) -> None:
 
 def our_frames(failure: BaseException) -> str:
     """The traceback as a crash report would hold it, with the locals of every frame but this file's."""
-    told = traceback.TracebackException.from_exception(failure, capture_locals=True)
-    frames = [frame for frame in told.stack if frame.filename != __file__]
+    trace = traceback.TracebackException.from_exception(failure, capture_locals=True)
+    frames = [frame for frame in trace.stack if frame.filename != __file__]
     assert len(frames) > 2
     return "".join(traceback.StackSummary.from_list(frames).format()) + str([frame.locals for frame in frames])
 

@@ -225,9 +225,9 @@ def test_a_folder_that_is_no_store_or_has_another_schema_is_refused_by_name(tmp_
     unsaid = ('{"what": "rlvlm label store"}', "[]", "{", "[" * 9_000, '{"what": "something", "schema": 1}')
     unsaid = (*unsaid, '{"what": "rlvlm label store", "schema": true}')
     newer = ('{"what": "rlvlm label store", "schema": 2}', "schema 2; this rlvlm reads schemas up to 1")
-    for mark, told in (newer, *((mark, "does not say") for mark in unsaid)):
+    for mark, message in (newer, *((mark, "does not say") for mark in unsaid)):
         (tmp_path / "store.json").write_text(mark)
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             LabelStore(tmp_path)
     (tmp_path / "store.json").rename(tmp_path / "thesis.txt")
     with pytest.raises(UsageError, match="not empty"):

@@ -125,7 +125,7 @@ def no_labels() -> LabelStore:
     raise AssertionError("scores have no store of their own")
 
 
-def told(value: float | None, success: bool, step: int) -> ScoredItem:
+def scored(value: float | None, success: bool, step: int) -> ScoredItem:
     snapshots = np.array([[3.0], [9.0]], np.float32)
     return ScoredItem(
         item=ScoringItem(goal="go <b>on</b>", snapshots=snapshots, action="+", is_success=success, progress=0.5),
@@ -141,10 +141,10 @@ def empty(tmp_path: Path) -> RunFolder:
 
 def test_outcomes_by_hand() -> None:
     cases = [(0.9, True), (0.9, False), (0.5, True), (0.5, False)]
-    assert [outcome_of(value, told(value, success, 0).item, 0.875) for value, success in cases] == [
+    assert [outcome_of(value, scored(value, success, 0).item, 0.875) for value, success in cases] == [
         "true positive", "false positive", "false negative", "true negative",
     ]  # fmt: skip
-    undone = replace(told(0.5, True, 0).item, success_lost=True)
+    undone = replace(scored(0.5, True, 0).item, success_lost=True)
     assert outcome_of(0.5, undone, 0.875) == "success, undone at the end"
     assert [nearness(value, 0.5) for value in (0.45, 0.9, 0.1)] == [
         "near the truth", "above the truth", "below the truth",
@@ -153,8 +153,8 @@ def test_outcomes_by_hand() -> None:
 
 def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> None:
     recorder = Recorder(empty, no_labels, draw, "")
-    recorder.keep([told(0.9, False, 7) for _ in range(9)])
-    recorder.keep([told(None, False, 8)])
+    recorder.keep([scored(0.9, False, 7) for _ in range(9)])
+    recorder.keep([scored(None, False, 8)])
     recorder.keep([])
     rows = empty.scores.read()
     assert len(rows) == 10 and rows[0]["vlm_score"] == "0.9" and rows[0]["ground_truth_score"] == "0.75"

@@ -51,10 +51,10 @@ def test_a_session_asks_records_stores_and_fits() -> None:
     loop = filled(OracleTeacher())
     assert loop.source.version == 0 and loop.source.labelling is Labelling.ON_CHANGE
     before = loop.source.label(transitions_of(*tiny_episodes(6)))
-    told = loop.run_session(10)
-    assert told[metrics.QUERIES] == 8 and told[metrics.QUERIES_OK] == 8 == told[metrics.COMPARISONS]
-    assert told[metrics.LABEL_ACCURACY] == 1 and told[metrics.REWARD_EPOCHS] >= 1
-    assert {metrics.TEACHER_WAIT_S, metrics.REWARD_FIT_S, metrics.REWARD_LOSS, metrics.REWARD_ACCURACY} <= told.keys()
+    found = loop.run_session(10)
+    assert found[metrics.QUERIES] == 8 and found[metrics.QUERIES_OK] == 8 == found[metrics.COMPARISONS]
+    assert found[metrics.LABEL_ACCURACY] == 1 and found[metrics.REWARD_EPOCHS] >= 1
+    assert {metrics.TEACHER_WAIT_S, metrics.REWARD_FIT_S, metrics.REWARD_LOSS, metrics.REWARD_ACCURACY} <= found.keys()
     assert loop.source.version == 1
     after = loop.source.label(transitions_of(*tiny_episodes(6)))
     assert after.shape == (120,) and after.dtype == np.float32 and not np.array_equal(before, after)
@@ -75,8 +75,8 @@ def test_the_budget_ends_the_asking() -> None:
 def test_pairs_that_look_alike_are_never_asked_and_cost_nothing() -> None:
     teacher = Scripted(truth)
     loop = filled(teacher, feedback=dataclasses.replace(FEEDBACK, queries=60))
-    told = loop.run_session(10)
-    assert told[metrics.QUERIES] == 60 == len(teacher.asked) and told[metrics.QUERIES_LOOK_ALIKE] > 0
+    found = loop.run_session(10)
+    assert found[metrics.QUERIES] == 60 == len(teacher.asked) and found[metrics.QUERIES_LOOK_ALIKE] > 0
     assert not look_alike(teacher.asked, FrameStore(TinyEnv(), 16)).any()
 
 
@@ -84,9 +84,9 @@ def test_a_session_in_which_everything_looks_alike_asks_nothing_and_fits_nothing
     teacher = Scripted(truth)
     loop = build(teacher)
     loop.add(dataclasses.replace(numbered_trajectory(20), snapshots=np.full((20, 3), 0.4, np.float32)))
-    told = loop.run_session(10)
+    found = loop.run_session(10)
     assert teacher.asked == [] and loop.drain_records() == [] and loop.source.version == 0
-    assert told[metrics.QUERIES] == 0 and told[metrics.QUERIES_LOOK_ALIKE] >= 8 and told[metrics.COMPARISONS] == 0
+    assert found[metrics.QUERIES] == 0 and found[metrics.QUERIES_LOOK_ALIKE] >= 8 and found[metrics.COMPARISONS] == 0
     assert not loop.is_due(14) and loop.is_due(15)
 
 
@@ -95,9 +95,9 @@ def test_a_session_without_a_decision_fits_nothing_unless_ties_train() -> None:
         return [verdict(Label.TIE) for _ in pairs]
 
     loop = filled(Scripted(undecided))
-    told = loop.run_session(10)
-    assert told[metrics.QUERIES_NO_PREFERENCE] == 8 and loop.source.version == 0
-    assert metrics.REWARD_LOSS not in told and metrics.LABEL_ACCURACY not in told
+    found = loop.run_session(10)
+    assert found[metrics.QUERIES_NO_PREFERENCE] == 8 and loop.source.version == 0
+    assert metrics.REWARD_LOSS not in found and metrics.LABEL_ACCURACY not in found
     loop = filled(Scripted(undecided), feedback=dataclasses.replace(FEEDBACK, ties="equal"))
     assert loop.run_session(10)[metrics.COMPARISONS] == 8 and loop.source.version == 1
 
@@ -107,8 +107,8 @@ def test_an_outage_raises_leaves_the_records_and_the_session_due() -> None:
     with pytest.raises(JudgeUnavailable, match="none of 8 queries was answered: outage"):
         loop.run_session(10)
     assert loop.is_due(10) and loop.source.version == 0 and len(loop.drain_records()) == 8
-    told = loop.run_session(10)
-    assert told[metrics.QUERIES_FAILED] == 8 and told[metrics.QUERIES] == 16
+    found = loop.run_session(10)
+    assert found[metrics.QUERIES_FAILED] == 8 and found[metrics.QUERIES] == 16
 
 
 def test_a_teacher_that_owes_an_answer_is_caught() -> None:
@@ -155,14 +155,14 @@ def test_a_restored_loop_goes_on_exactly(kind: str, source: str, sees: str, chan
     text = json.dumps(through_files(one.get_state(), arrays))
     other.set_state(from_files(json.loads(text), arrays))
     assert same_trees(one.get_state(), other.get_state())
-    told, said = [], []
+    lines, said = [], []
     for loop in (one, other):
         loop.add(tiny_episode(50))
         assert loop.is_due(15) and not loop.is_due(14)
-        told.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
+        lines.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
         records: list[Any] = loop.drain_records()
         said.append([record.score.value if source == "score" else record.verdict.label for record in records])
-    assert told[0] == told[1] and said[0] == said[1] != []
+    assert lines[0] == lines[1] and said[0] == said[1] != []
     assert same_trees(one.get_state(), other.get_state())
     steps = transitions_of(*tiny_episodes(6))
     np.testing.assert_array_equal(one.source.label(steps), other.source.label(steps))

@@ -41,9 +41,9 @@ def block(segment: Segment | ScoringItem) -> int:
 
 def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
     loop = loop_of(OracleTeacher())
-    told = loop.run_session(10)
-    assert told[metrics.QUERIES] == 8 == told[metrics.QUERIES_OK] == told[metrics.SCORES]
-    assert metrics.LABEL_ACCURACY not in told and metrics.REWARD_TRAIN_ERROR in told and loop.source.version == 1
+    found = loop.run_session(10)
+    assert found[metrics.QUERIES] == 8 == found[metrics.QUERIES_OK] == found[metrics.SCORES]
+    assert metrics.LABEL_ACCURACY not in found and metrics.REWARD_TRAIN_ERROR in found and loop.source.version == 1
     records = loop.drain_records()
     assert [(record.env_step, record.group, record.index) for record in records] == [(10, 0, at) for at in range(8)]
     shown = {
@@ -60,9 +60,9 @@ def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
 def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
     scorer = Scripted()
     loop = loop_of(scorer, queries=30)
-    told = [loop.run_session(step) for step in (10, 15, 20)][-1]
+    found = [loop.run_session(step) for step in (10, 15, 20)][-1]
     blocks = [block(segment) for segment in scorer.asked]
-    assert len(set(blocks)) == len(blocks) == told[metrics.QUERIES] > 8 and told[metrics.QUERIES_LOOK_ALIKE] == 0
+    assert len(set(blocks)) == len(blocks) == found[metrics.QUERIES] > 8 and found[metrics.QUERIES_LOOK_ALIKE] == 0
     still = dataclasses.replace(tiny_episode(0), snapshots=np.full((20, 3), 0.4, np.float32))
     drawn = []
     for seed in range(40):
@@ -88,8 +88,8 @@ def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None
 def test_only_scores_train_and_only_unanswered_questions_are_asked_again() -> None:
     scorer = Scripted(score(None), score(None, Status.FAILED))
     loop = loop_of(scorer, num_episodes=1, queries=100)
-    told = loop.run_session(10)
+    found = loop.run_session(10)
     num = len(scorer.asked)
-    assert (told[metrics.QUERIES_INVALID], told[metrics.QUERIES_FAILED], told[metrics.SCORES]) == (1, 1, num - 2)
-    told = loop.run_session(15)
-    assert told[metrics.SCORES] == num - 1 and [block(one) for one in scorer.asked[num:]] == [block(scorer.asked[1])]
+    assert (found[metrics.QUERIES_INVALID], found[metrics.QUERIES_FAILED], found[metrics.SCORES]) == (1, 1, num - 2)
+    found = loop.run_session(15)
+    assert found[metrics.SCORES] == num - 1 and [block(one) for one in scorer.asked[num:]] == [block(scorer.asked[1])]

@@ -87,10 +87,10 @@ def test_a_person_is_not_waited_for_and_answers_train_in_parts() -> None:
     assert not loop.is_due(11), "a tenth of a session is used together"
     person.work(3)
     assert loop.is_due(11) and loop.steps_to_session(15) is None
-    told = loop.run_session(11)
+    found = loop.run_session(11)
     assert loop.source.version == 1 and loop.num_sessions == 1
-    assert (told[metrics.QUERIES], told[metrics.QUERIES_OPEN]) == (4, 16)
-    assert told[metrics.PERSON_ANSWERS] == 4 and told[metrics.PERSON_MINUTES] == pytest.approx(4 * 4 / 60)
+    assert (found[metrics.QUERIES], found[metrics.QUERIES_OPEN]) == (4, 16)
+    assert found[metrics.PERSON_ANSWERS] == 4 and found[metrics.PERSON_MINUTES] == pytest.approx(4 * 4 / 60)
     records = loop.drain_records()
     assert [(r.env_step, r.used_step, r.session, r.index) for r in records] == [(10, 11, 0, at) for at in range(4)]
     # a session fills up what may be open, and draws no more
@@ -196,11 +196,13 @@ def test_mixed_asks_both_within_its_budget_and_keeps_the_judges_answer(tmp_path:
     loop = build(teacher, replace(FEEDBACK, queries=20, ties="equal"))
     for episode in tiny_episodes(6):
         loop.add(episode)
-    told = [loop.run_session(step) for step in (10, 15, 20, 25)]
+    found = [loop.run_session(step) for step in (10, 15, 20, 25)]
     # five of each session, until the twelve are spent; all answers train but the judge's to what the person was asked
-    assert [each[metrics.PERSON_ANSWERS] for each in told] == [5, 10, 12, 12]
-    assert [each[metrics.COMPARISONS] for each in told] == [20, 40, 60, 80] == [each[metrics.QUERIES] for each in told]
-    assert told[-1][metrics.PERSON_MINUTES] == pytest.approx(1.2) and told[-1][metrics.QUERIES_OPEN] == 0
+    assert [each[metrics.PERSON_ANSWERS] for each in found] == [5, 10, 12, 12]
+    assert (
+        [each[metrics.COMPARISONS] for each in found] == [20, 40, 60, 80] == [each[metrics.QUERIES] for each in found]
+    )
+    assert found[-1][metrics.PERSON_MINUTES] == pytest.approx(1.2) and found[-1][metrics.QUERIES_OPEN] == 0
     records: list[Any] = loop.drain_records()
     aside = [record for record in records if record.used_step is None]
     by_person = {(r.session, r.index): r for r in records if r.verdict.stamp.judge == "simulated person"}
@@ -222,9 +224,9 @@ def test_mixed_asks_both_within_its_budget_and_keeps_the_judges_answer(tmp_path:
 
 def test_a_person_who_is_away_does_not_stop_the_judge() -> None:
     loop = person_loop(Patient(), mixed=MixedConfig(share=0.25))
-    told = [loop.run_session(step) for step in (10, 15, 20)]
-    assert [each[metrics.QUERIES_OPEN] for each in told] == [5, 5, 5]
-    assert [each[metrics.COMPARISONS] for each in told] == [15, 30, 45] and loop.source.version == 3
+    found = [loop.run_session(step) for step in (10, 15, 20)]
+    assert [each[metrics.QUERIES_OPEN] for each in found] == [5, 5, 5]
+    assert [each[metrics.COMPARISONS] for each in found] == [15, 30, 45] and loop.source.version == 3
 
 
 def test_a_person_at_the_page_answers_through_the_label_store(tmp_path: Path) -> None:
@@ -248,8 +250,8 @@ def test_a_person_at_the_page_answers_through_the_label_store(tmp_path: Path) ->
     assert not loop.is_due(11), "an answer can be taken back for a while"
     page.keep()
     assert loop.is_due(12)
-    told = loop.run_session(12)  # several pairs show the same images, and are one question
-    assert told[metrics.QUERIES] >= 5 and told[metrics.QUERIES_INVALID] and told[metrics.QUERIES_NO_PREFERENCE]
+    found = loop.run_session(12)  # several pairs show the same images, and are one question
+    assert found[metrics.QUERIES] >= 5 and found[metrics.QUERIES_INVALID] and found[metrics.QUERIES_NO_PREFERENCE]
     assert {record.verdict.stamp.judge for record in loop.drain_records()} == {"human"}
     # another process takes the open questions up and finds what was said meanwhile
     for question in asked[5:]:

@@ -88,7 +88,7 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
     start, rng = model.get_state(), torch.Generator()
     rng.set_state(torch.tensor(start["rng"]))
     orders = [[torch.randperm(num, generator=rng).tolist() for _ in range(3)] for _ in range(6)]  # epoch, member
-    told = [model.fit(examples)[metrics.REWARD_LOSS] for _ in range(6)]
+    found = [model.fit(examples)[metrics.REWARD_LOSS] for _ in range(6)]
 
     inputs, steps = build_input(sees), examples.steps()
     rows = inputs.rows(steps, np.arange(len(steps))).float()
@@ -103,14 +103,14 @@ def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: 
         orders_of_member = [epoch[member] for epoch in orders]
         loss = (bradley_terry.score_loss,) if is_scored else ()
         losses.append(bradley_terry.train(reward, weights, rows, examples.targets, orders_of_member, 4, 3e-4, *loss))
-    np.testing.assert_allclose(told, np.mean(losses, axis=0), atol=1e-5)
+    np.testing.assert_allclose(found, np.mean(losses, axis=0), atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sees", ["image", "state"])
 def test_a_planted_preference_is_learned(sees: str) -> None:
     model = RewardModel(build_input(sees), CONFIG, seed=0)
-    told = model.fit(comparisons_of(telling_pairs(60)))
+    found = model.fit(comparisons_of(telling_pairs(60)))
     steps, progress = steps_of(*EPISODES), np.concatenate([episode.progress for episode in EPISODES])
     rewards = model.ensemble.predict(steps)
     assert rewards.shape == (3, len(progress)) and np.abs(rewards).max() <= BOUND
@@ -119,7 +119,7 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
     returns = model.ensemble.predict(held_out.steps()).mean(axis=0).reshape(-1, 2)
     right = (returns[:, 1] > returns[:, 0]) == (held_out.targets > 0.5)
     assert right.mean() > 0.9
-    assert told[metrics.REWARD_LOSS] < math.log(2)
+    assert found[metrics.REWARD_LOSS] < math.log(2)
     assert not np.allclose(rewards[0], rewards[1]), "members differ"
 
 
@@ -127,8 +127,8 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
 def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() -> None:
     comparisons = comparisons_of(telling_pairs(40))
     patient = RewardModelConfig(image_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
-    told = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
-    assert told[metrics.REWARD_ACCURACY] > 0.9 and told[metrics.REWARD_EPOCHS] < 200
+    found = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
+    assert found[metrics.REWARD_ACCURACY] > 0.9 and found[metrics.REWARD_EPOCHS] < 200
     hasty = RewardModelConfig(
         image_px=16, batch_size=8, stop_accuracy=1.0, min_updates=0, max_updates=6, hold_out_every=0
     )
@@ -157,15 +157,15 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
     steps = steps_of(*EPISODES)
     pairs = telling_pairs(150)
     good = RewardModel(build_input("image"), CONFIG, seed=0)
-    told = good.fit(comparisons_of(pairs))
-    assert told[metrics.REWARD_IS_TRUSTED] == 1 and told[metrics.REWARD_PREDICTED] > 0.8
+    found = good.fit(comparisons_of(pairs))
+    assert found[metrics.REWARD_IS_TRUSTED] == 1 and found[metrics.REWARD_PREDICTED] > 0.8
     assert good.is_trusted and good.evidence.num == 75, "half of them"
     coin = Examples(num_sides=2)
     tosses = np.random.default_rng(0).integers(2, size=len(pairs))
     coin.add(decided(pairs, [verdict([Label.LEFT, Label.RIGHT][toss]) for toss in tosses], "drop"))
     fooled = RewardModel(build_input("image"), CONFIG, seed=0)
-    told = fooled.fit(coin)
-    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_PREDICTED] < 0.7 and not fooled.is_trusted
+    found = fooled.fit(coin)
+    assert found[metrics.REWARD_IS_TRUSTED] == 0 and found[metrics.REWARD_PREDICTED] < 0.7 and not fooled.is_trusted
     assert fooled.ensemble.predict(steps).std() > 0
     blind = RewardModel(build_input("image"), RewardModelConfig(image_px=16, hold_out_every=0), seed=0)
     assert not blind.is_trusted
@@ -206,9 +206,9 @@ def test_a_judge_with_a_position_bias_is_never_trusted() -> None:
 def test_scores_are_learned_until_held_out_ones_are_met() -> None:
     config = RewardModelConfig(image_px=16, max_epochs=500, max_updates=2_000, stop_error=0.1)
     model = RewardModel(build_input("image"), config, 0, SCORE)
-    told = model.fit(scores_of(telling_frames(100)))
-    assert told[metrics.REWARD_HELD_OUT_ERROR] < 0.1 and told[metrics.REWARD_IS_TRUSTED] == 1
-    assert 20 <= told[metrics.REWARD_EPOCHS] < 500, "60 updates at least, and no more than it takes"
+    found = model.fit(scores_of(telling_frames(100)))
+    assert found[metrics.REWARD_HELD_OUT_ERROR] < 0.1 and found[metrics.REWARD_IS_TRUSTED] == 1
+    assert 20 <= found[metrics.REWARD_EPOCHS] < 500, "60 updates at least, and no more than it takes"
     steps, progress = steps_of(*EPISODES), np.concatenate([episode.progress for episode in EPISODES])
     np.testing.assert_allclose(model.ensemble.rewards(steps), 2 * progress - 1, atol=0.5)
     assert np.abs(model.ensemble.rewards(steps) - (2 * progress - 1)).mean() < 0.2
@@ -255,8 +255,8 @@ def test_ties_alone_can_be_fitted() -> None:
     comparisons = Examples(num_sides=2)
     comparisons.add(decided(telling_pairs(8), [verdict(Label.TIE)] * 8, "equal"))
     short = RewardModelConfig(image_px=16, max_epochs=2, min_updates=0)
-    told = RewardModel(build_input("image"), short, seed=0).fit(comparisons)
-    assert told[metrics.REWARD_ACCURACY] == 0 and told[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
+    found = RewardModel(build_input("image"), short, seed=0).fit(comparisons)
+    assert found[metrics.REWARD_ACCURACY] == 0 and found[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
 
 
 @pytest.mark.parametrize(("sees", "output"), [("image", "bounded"), ("state", "bounded"), ("state", "normalised")])

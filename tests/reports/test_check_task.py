@@ -329,5 +329,5 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_python_without_asserts_is_refused_and_passes_nothing(tmp_path: Path) -> None:
     words = ["rlvlm.cli", "check-task", TINY, "--out", str(tmp_path / "sheet.png")]
-    told = subprocess.run([sys.executable, "-O", "-m", *words], capture_output=True, text=True)
-    assert told.returncode == 2 and "start it without -O" in told.stdout + told.stderr
+    ended = subprocess.run([sys.executable, "-O", "-m", *words], capture_output=True, text=True)
+    assert ended.returncode == 2 and "start it without -O" in ended.stdout + ended.stderr

@@ -138,9 +138,9 @@ def test_a_person_and_a_judge_are_held_against_each_other_on_the_same_queries(fo
     assert row["checked"] == 4 and row["accuracy"] == [0.5, 1.0] and row["median_s"] == [0.5, 4.0]
     assert row["kappa_truth"] == [0.0, pytest.approx((0.75 - 0.375) / (1 - 0.375))]
     assert report_judges([folder.path], tmp_path / "out") == 0
-    told, page = capsys.readouterr().out, (tmp_path / "out" / "judge_report.html").read_text()
-    assert "run by vlm and run by human" in told and "The same queries, answered by two" in page
-    assert "0.5 / 4.0" in told and "50.0 % / 100.0 %" in page
+    shown, page = capsys.readouterr().out, (tmp_path / "out" / "judge_report.html").read_text()
+    assert "run by vlm and run by human" in shown and "The same queries, answered by two" in page
+    assert "0.5 / 4.0" in shown and "50.0 % / 100.0 %" in page
     assert summarise_answers(folder)["queries"] == 6, "a query that two answered is one query"
 
 
@@ -151,12 +151,12 @@ def test_kappa_of_the_textbook():
 
 
 def test_missing_sources_are_refused(tmp_path, folder):
-    for paths, told in (
+    for paths, message in (
         ([], "at least one"),
         ([tmp_path / "nowhere"], "does not exist"),
         ([folder.path], "no comparison"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             read_sources(paths)
 
 

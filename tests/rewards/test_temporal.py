@@ -33,17 +33,17 @@ def test_habits_are_not_new_and_dependence_on_the_image_is_learned() -> None:
     usual = [episode(False, 0, 1, 0), episode(True, 1, 2, 1)]
     for _ in range(12):
         novelty.learn(usual * 4)
-    told = novelty.label([*usual, episode(True, 0, 1, 0), episode(False, 0, 1, 2)])
-    assert max(told[0].max(), told[1].max()) < 0.2
-    assert told[2][0] > 0.5, "right with the black image, but this one is white"
-    assert told[3][:2].max() < 0.2 and told[3][2] > 0.5, "only the last action is new"
+    found = novelty.label([*usual, episode(True, 0, 1, 0), episode(False, 0, 1, 2)])
+    assert max(found[0].max(), found[1].max()) < 0.2
+    assert found[2][0] > 0.5, "right with the black image, but this one is white"
+    assert found[3][:2].max() < 0.2 and found[3][2] > 0.5, "only the last action is new"
 
 
 def test_an_unreadable_reply_is_not_new() -> None:
     novelty = TemporalNovelty(3, draw, seed=0)
     novelty.learn([episode(False, 0, 0)] * 8)
-    (told,) = novelty.label([episode(False, 0, None, 2)])
-    assert told[1] == 0 and told.max() == pytest.approx(1)
+    (found,) = novelty.label([episode(False, 0, None, 2)])
+    assert found[1] == 0 and found.max() == pytest.approx(1)
     assert novelty.label([]) == []
 
 

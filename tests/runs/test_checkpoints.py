@@ -121,10 +121,10 @@ def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: Checkpoin
     assert len(files) == 7  # two manifests, run.json, and the algorithm's four
     for number in range(count):
         file = files[number % len(files)]
-        at, told = draws.randrange(file.stat().st_size), []
+        at, lines = draws.randrange(file.stat().st_size), []
         damage(file, at)
-        sound = newest_sound(three.newest_first(), told.append)
-        assert sound is not None and sound.step == 200 and len(told) == 1, (file.name, at)
+        sound = newest_sound(three.newest_first(), lines.append)
+        assert sound is not None and sound.step == 200 and len(lines) == 1, (file.name, at)
         damage(file, at)  # flipped back
     assert newest_sound(three.newest_first()) == newest
 

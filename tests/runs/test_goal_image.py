@@ -57,7 +57,7 @@ def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("", "judge.backend pocket was never shown an image of the goal"),
         (f"{GENERAL} --reward.source score --judge.score delta", "judge.score delta was never shown an image"),
@@ -67,7 +67,7 @@ def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: 
     ],
 )
 def test_an_unreadable_goal_image_is_refused_before_anything_starts(
-    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
+    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
 ) -> None:
     (tmp_path / "text.png").write_text("no image")
     files = {"TEXT": str(tmp_path / "text.png"), "MISSING": str(tmp_path / "gone.png")}
@@ -75,7 +75,7 @@ def test_an_unreadable_goal_image_is_refused_before_anything_starts(
     given = given if "--goal-image" in given else [*given, "--goal-image", str(photo)]
     out = tmp_path / "runs"
     assert main(["run", "drawer_open", *given, "--out", str(out)]) == 2
-    assert told in box_words(capsys.readouterr().err)
+    assert message in box_words(capsys.readouterr().err)
     assert not out.exists()
 
 

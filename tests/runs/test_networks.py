@@ -62,8 +62,8 @@ def test_the_plan_advises_as_many_envs_as_the_card_has_room_for(
 
     many = "the GPU has room for 256 envs at once, whose replies are sampled together: --algo.num-envs 256"
     assert advice(80 * GIB) == many
-    told = "; in evaluations alone, whose episodes stay the same: --eval.num-envs 100"
-    assert advice(80 * GIB, eval__episodes=100) == many + told
+    more = "; in evaluations alone, whose episodes stay the same: --eval.num-envs 100"
+    assert advice(80 * GIB, eval__episodes=100) == many + more
     assert advice(80 * GIB, eval__episodes=100, eval__num_envs=100) == many
     assert advice(2 * GIB) == "", "nothing is left beside an update"
     served = {"engine__num_replicas": 2, "engine__num_gpus": 0.5}

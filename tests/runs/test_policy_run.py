@@ -76,8 +76,8 @@ def assert_served(run: Path, token_file: Path) -> None:
     assert child.stdout is not None
     while "is ready" not in (line := child.stdout.readline()):
         assert line, child.communicate()
-    told = [child.stdout.readline().strip() for _ in range(5)]
-    (curl,) = (line.removeprefix("try").strip() for line in told if line.startswith("try"))
+    lines = [child.stdout.readline().strip() for _ in range(5)]
+    (curl,) = (line.removeprefix("try").strip() for line in lines if line.startswith("try"))
     tried = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=120)
     assert json.loads(tried.stdout)["action"] in ("-", "+"), "it is shown a turn that it knows"
     slot = make_slot("number_line", task_env("number_line"))

@@ -94,10 +94,10 @@ def test_a_program_whose_head_is_gone_says_so_and_ends_as_a_fault_of_the_machine
     assert ("rlvlm resume " if command == "run" else "rlvlm-serve-") in out
 
 
-def check_link(told: str, port: int) -> None:
+def check_link(message: str, port: int) -> None:
     """The printed link signs a browser in to Ray's dashboard, and nothing else does."""
     dashboard = f"http://127.0.0.1:{port}"
-    [link] = re.findall(rf"Ray's dashboard: (\S+)  \(signs in, and leads to {dashboard}\)", told)
+    [link] = re.findall(rf"Ray's dashboard: (\S+)  \(signs in, and leads to {dashboard}\)", message)
     with httpx.Client(follow_redirects=True) as browser:
         assert browser.get(f"{dashboard}/api/cluster_status").status_code == 401
         assert browser.get(f"{link}x").status_code == 404 and not browser.cookies
@@ -118,12 +118,12 @@ def test_a_signal_to_the_whole_group_of_a_run_saves_it_and_leaves_nothing_behind
     watched = ("--track.dashboard", "--track.dashboard-port", str(port))
     child = start("run", *WORDS, *watched, "--steps", "1000000", "--out", str(tmp_path / "run"), start_new_session=True)
     assert child.stdout
-    told = ""
-    while "training in " not in told:
+    shown = ""
+    while "training in " not in shown:
         line = child.stdout.readline()
-        assert line, told
-        told += line
-    check_link(told, port)
+        assert line, shown
+        shown += line
+    check_link(shown, port)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text()) and time.monotonic() < deadline:

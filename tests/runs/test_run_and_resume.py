@@ -111,8 +111,8 @@ def test_a_resumed_run_keeps_its_settings(
     (run / "config.yaml").write_text(begun.replace("teacher: oracle", "teacher: random"))
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     assert main(["resume", str(run)]) == 2
-    told = box_words(capfd.readouterr().err)
-    assert "reward.teacher is 'random', before 'oracle'" in told and "steps is" not in told
+    message = box_words(capfd.readouterr().err)
+    assert "reward.teacher is 'random', before 'oracle'" in message and "steps is" not in message
     assert before == {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     (run / "config.yaml").write_text(re.sub("actor_lr: .*", "actor_lr: 0.0001", begun))
     run_here("resume", str(run))
@@ -137,8 +137,8 @@ def test_a_nan_ends_the_run_with_evidence_and_good_checkpoints(
     run = tmp_path / "run"
     words = [*WORDS[1:], "--reward.source", "environment", "--reward.teacher", "judge", "--env.num-envs", "1"]
     run_here("run", "odd_env:ODD", *words, "--out", str(run), code=4)
-    told = re.sub(r"[│\s]", "", capfd.readouterr().err)  # the words of a box, whose lines break where they must
-    assert "1of1rewardsarenotfinite" in told and str(run / "numerics") in told
+    message = re.sub(r"[│\s]", "", capfd.readouterr().err)  # the words of a box, whose lines break where they must
+    assert "1of1rewardsarenotfinite" in message and str(run / "numerics") in message
     evidence = json.loads((run / "numerics" / "error.json").read_text())
     assert evidence["task"] == "odd_env:ODD" and evidence["seed"] == 2
     with np.load(run / "numerics" / "found.npz") as found:

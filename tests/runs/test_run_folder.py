@@ -73,9 +73,9 @@ def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeyp
     copy.mkdir(parents=True)
     monkeypatch.chdir(copy)
     for out in (None, Path("run")):
-        with pytest.raises(UsageError, match="which Ray deletes") as told:
+        with pytest.raises(UsageError, match="which Ray deletes") as caught:
             create_folder(StepsRun(task="drawer_open", out=out), ["rlvlm"], NOW)
-        assert "absolute path" in told.value.fix
+        assert "absolute path" in caught.value.fix
     assert list(copy.iterdir()) == []
     assert create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
 

@@ -41,10 +41,10 @@ def test_title_reward_and_true_progress_stand_on_lines_of_their_own() -> None:
     plain, titled = (compose([1.0], 300, title)[0] for title in ("", "x" * 60))
     rows_of_title = np.argwhere((plain != titled)[64:].any(-1))[:, 0]
     assert rows_of_title.max() < orange(plain, 0, HEADER_PX)[0].min()
-    plain, told = compose([0.0, 0.0], 256), compose([0.0, 0.0], 256, progress=np.array([0.1, 0.9], np.float32))
-    changed = [np.argwhere((one != other).any(-1)) for one, other in zip(plain, told, strict=True)]
+    plain, barred = compose([0.0, 0.0], 256), compose([0.0, 0.0], 256, progress=np.array([0.1, 0.9], np.float32))
+    changed = [np.argwhere((one != other).any(-1)) for one, other in zip(plain, barred, strict=True)]
     assert all(len(pixels) > 50 and pixels[:, 0].min() > 64 + 70 for pixels in changed), "in the last line of the strip"
-    assert not np.array_equal(told[0], told[1])
+    assert not np.array_equal(barred[0], barred[1])
 
 
 def test_a_long_title_goes_on_beside_the_reward_and_does_not_run_into_it() -> None:

@@ -59,15 +59,15 @@ def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address: 
     words = (*WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run"))
     process = start("run", *words, RAY_ADDRESS=ray_address)
     assert process.stdout is not None
-    told = []
+    lines = []
     for line in process.stdout:
-        told.append(line)
+        lines.append(line)
         if "demonstrations: 50 of 100000" in line:
             process.send_signal(signal.SIGINT)
     assert process.wait(60) == EXIT_PREEMPTED
-    [asked] = [line for line in told if line.startswith("SIGINT: ")]
+    [asked] = [line for line in lines if line.startswith("SIGINT: ")]
     assert "nothing is kept unless it is done first" in asked and "then saving" not in asked
-    saved, fix = told[-2:]
+    saved, fix = lines[-2:]
     assert "before there was anything to save" in saved and "rlvlm resume" in saved and "rlvlm sft" in fix
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
 

@@ -72,11 +72,11 @@ def test_ten_queries_are_three_requests_of_one_call(ask):
 def test_answers_arrive_one_by_one_and_survive_a_later_refusal(ask):
     spent = JudgeUnavailable("the budget is spent")
     spent.is_final = True
-    told: list[int] = []
+    done: list[int] = []
     judge, handle = ask(lambda request, number: right(request) if number < 3 else spent, batch_size=1)
     with pytest.raises(JudgeUnavailable, match="budget"):
-        judge.tell_each(stub_queries(4, 0), lambda index, answer: told.append(index))
-    assert told == [0, 1] and len(handle.requests) == 3, "what cannot pass is not asked for again"
+        judge.tell_each(stub_queries(4, 0), lambda index, answer: done.append(index))
+    assert done == [0, 1] and len(handle.requests) == 3, "what cannot pass is not asked for again"
 
 
 def test_an_outage_behind_a_judge_is_waited_for_and_a_refused_question_is_not(ask):

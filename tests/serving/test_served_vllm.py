@@ -87,10 +87,10 @@ def test_a_disconnected_caller_cancels_its_request(tmp_path):
     """In vLLM's own Python: a reply that would go on for ever ends with who awaits it, and the next one is quick."""
     script = tmp_path / "leave.py"
     script.write_text(LEAVING)
-    told = subprocess.run(
+    ended = subprocess.run(
         [str(PYTHON), str(script), str(weights_folder())], capture_output=True, text=True, check=False
     )
-    assert "left 0\nwhole" in told.stdout, told.stderr[-2000:]
+    assert "left 0\nwhole" in ended.stdout, ended.stderr[-2000:]
 
 
 LEAVING = """

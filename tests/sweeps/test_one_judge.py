@@ -68,8 +68,8 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(
     states = {row["task"]: row["state"] for row in table(tmp_path / "sweep" / "trials.csv")}
     assert states == dict.fromkeys(TASKS, "done")
 
-    told = Counter(answer.origin.task for answer in LabelStore(store).answers())
-    assert set(told) == set(TASKS), "all answers lie in one store"
+    asked = Counter(answer.origin.task for answer in LabelStore(store).answers())
+    assert set(asked) == set(TASKS), "all answers lie in one store"
     assert sum("label" in call.text for call in server.calls) and sum("yes or no" in call.text for call in server.calls)
     summaries = [json.loads(run.read_text()) for run in (tmp_path / "sweep").glob("*/judge/seed_0/summary.json")]
     assert len(summaries) == len(TASKS) and all(summary["queries"] > 0 for summary in summaries)

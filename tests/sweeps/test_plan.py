@@ -93,7 +93,7 @@ def test_budgets_are_equal_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told", "fix"),
+    ("settings", "message", "fix"),
     [
         ({"reward.techer": "oracle"}, "source odd on drawer_open: unknown setting reward.techer", "reward.teacher"),
         ({"reward.teacher": "orcle"}, "reward.teacher is 'orcle'; did you mean oracle", ""),
@@ -102,11 +102,11 @@ def test_budgets_are_equal_or_refused() -> None:
         ({"env.num_envs": 0}, "source odd on drawer_open: env.num_envs must be >= 1", ""),
     ],
 )
-def test_a_wrong_setting_is_reported_with_its_source(settings: dict[str, object], told: str, fix: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_source(settings: dict[str, object], message: str, fix: str) -> None:
     sweep = replace(
         SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, budget=BudgetConfig(steps=100)
     )
-    with pytest.raises(UsageError, match=told) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         expand(sweep)
     assert fix in caught.value.fix
 

@@ -41,9 +41,9 @@ def begin(path: Path, plan: TrialPlan, *rows: tuple[int, float], reason: str = "
 
 
 def test_the_state_of_the_runs_is_read_from_their_folders(tmp_path: Path) -> None:
-    folder, told = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(0, 1, 2, 3)))
+    folder, changes = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(0, 1, 2, 3)))
     done, flat, killed, _ = plans = expand(folder.config())
-    assert told == [] and find_sweep(tmp_path / "s") is not None and find_sweep(tmp_path) is None
+    assert changes == [] and find_sweep(tmp_path / "s") is not None and find_sweep(tmp_path) is None
     begin(folder.path, done, (2_500, 0.0), (5_000, 1.0), reason="done")
     begin(folder.path, flat, (2_500, 0.5), reason="flat")
     begin(folder.path, killed, (2_500, 0.25))
@@ -60,8 +60,11 @@ def test_the_state_of_the_runs_is_read_from_their_folders(tmp_path: Path) -> Non
 
 def test_a_sweep_may_grow_and_shrink_and_says_so(tmp_path: Path) -> None:
     open_sweep(tmp_path / "s", SWEEP)
-    _, told = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(1, 2), resources=ResourceConfig(cpus=0.5)))
-    assert told == ["added: drawer_open/oracle/seed_2", "no longer in the file, left alone: drawer_open/oracle/seed_0"]
+    _, changes = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(1, 2), resources=ResourceConfig(cpus=0.5)))
+    assert changes == [
+        "added: drawer_open/oracle/seed_2",
+        "no longer in the file, left alone: drawer_open/oracle/seed_0",
+    ]
     assert find_sweep(tmp_path / "s").config().seeds == (1, 2)
 
 
@@ -168,6 +171,6 @@ def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypat
     stream.truncate(0)
     callback.tell_stop("SIGINT: finishing what is under way")
     first, *_ = plans
-    told, waits = stream.getvalue().strip("\0").splitlines()
-    assert told.startswith("SIGINT") and waits.startswith(f"waiting for 6 runs to end their round and save: {first}, ")
+    lines, waits = stream.getvalue().strip("\0").splitlines()
+    assert lines.startswith("SIGINT") and waits.startswith(f"waiting for 6 runs to end their round and save: {first}, ")
     assert waits.endswith(" and 2 more")

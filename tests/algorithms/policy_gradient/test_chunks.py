@@ -86,9 +86,9 @@ def numbers(algorithm: PolicyGradient) -> dict[str, float]:
 
 def test_rounds_from_demonstrations_to_evaluation(build: Build, tmp_path: Path) -> None:
     algorithm = build()
-    told: list[str] = []
-    algorithm.prepare(told.append)
-    assert "20 demonstrations" in told[0] and algorithm.env_steps == 0
+    lines: list[str] = []
+    algorithm.prepare(lines.append)
+    assert "20 demonstrations" in lines[0] and algorithm.env_steps == 0
     result = algorithm.train()
     assert algorithm.env_steps > 0 and np.isfinite(result["score"])
     assert algorithm.report()[metrics.EPISODES] % 24 == 0
@@ -110,13 +110,13 @@ def test_a_collected_folder_teaches_the_same_as_the_runs_own_demonstrations(buil
     settings = asdict(ChunkEnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=settings, chunks=form)
     collect(env, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
-    told: list[str] = []
+    lines: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
-    reading.prepare(told.append)
-    playing.prepare(told.append)
-    assert "was collected with env.episode_steps 40, not 32" in told[0]
-    assert "20 demonstrations from" in told[1] and " by script-noise-0.05; left out" in told[1]
-    assert "20 demonstrations by the task's expert" in " ".join(told)
+    reading.prepare(lines.append)
+    playing.prepare(lines.append)
+    assert "was collected with env.episode_steps 40, not 32" in lines[0]
+    assert "20 demonstrations from" in lines[1] and " by script-noise-0.05; left out" in lines[1]
+    assert "20 demonstrations by the task's expert" in " ".join(lines)
     for mine, theirs in zip(reading.policy.parameters(), playing.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert reading.report()[metrics.SFT_DEMONSTRATIONS] == 20
@@ -127,10 +127,10 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
     before.prepare(lambda line: None)
     before.train()
     before.save_checkpoint(str(tmp_path / "step" / "algorithm"))
-    told: list[str] = []
+    lines: list[str] = []
     after = build(seed=7, start_from=str(tmp_path / "step"))
-    after.prepare(told.append)
-    assert "starting from the policy of" in told[0] and not any("demonstrations by" in line for line in told)
+    after.prepare(lines.append)
+    assert "starting from the policy of" in lines[0] and not any("demonstrations by" in line for line in lines)
     for mine, theirs in zip(after.policy.parameters(), before.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     again, once = (one.evaluate_policy(4).episodes for one in (after, before))
@@ -149,7 +149,7 @@ def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -
 
 def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Build, tmp_path: Path) -> None:
     env = make_env("push_block", ChunkEnvConfig(episode_steps=32), 0)
-    told: list[str] = []
+    lines: list[str] = []
 
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
         kept = asdict(form_of(env, image_px=16)) | form
@@ -163,8 +163,8 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
         return str(tmp_path / name)
 
     looking, drawing = build(data=folder_of("images")), build()
-    looking.prepare(told.append)
-    drawing.prepare(told.append)
+    looking.prepare(lines.append)
+    drawing.prepare(lines.append)
     for mine, theirs in zip(looking.policy.parameters(), drawing.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     for odd, message in (
@@ -175,7 +175,7 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
         (folder_of("other", "libero_object/0"), "holds demonstrations of libero_object/0, not of push_block"),
     ):
         with pytest.raises(UsageError, match=message):
-            build(data=odd).prepare(told.append)
+            build(data=odd).prepare(lines.append)
 
 
 def test_an_evaluation_changes_nothing(build: Build) -> None:

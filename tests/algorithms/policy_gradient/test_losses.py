@@ -132,12 +132,12 @@ def test_of_chunks_loss_and_gradient_are_the_oracles(
         {"steps": int(STEPS[row]), "new": theirs[row], "old": data["old"][row], "reference": data["reference"][row]}
         for row in range(B)
     ]
-    told = [
+    batch = [
         {"advantage": float(data["advantages"][e]), "chunks": [chunks[row] for row in range(B) if episodes[row] == e]}
         for e in range(4)
     ]
     expected = grpo_oracle.loss(
-        told, action_size=2, ratio=ratio, average=average, dual_clip=dual_clip, kl_weight=kl_weight,
+        batch, action_size=2, ratio=ratio, average=average, dual_clip=dual_clip, kl_weight=kl_weight,
         longest_steps=11, exp=torch.exp,
     )  # fmt: skip
     whole = part(slice(None))

@@ -65,9 +65,9 @@ def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
     algorithm = settings(checkpoint).build_algo()
     assert isinstance(algorithm, PolicyGradient)
     try:
-        told: list[str] = []
-        algorithm.prepare(told.append)
-        assert told == []  # nothing is demonstrated, nothing imitated
+        lines: list[str] = []
+        algorithm.prepare(lines.append)
+        assert lines == []  # nothing is demonstrated, nothing imitated
         algorithm.train()
         algorithm.save_checkpoint(str(tmp_path / "checkpoint"))
         played = algorithm.evaluate_policy(2).episodes

@@ -153,10 +153,10 @@ def test_imitation_learns_from_the_script() -> None:
     shown = demonstrate(one, config, 0)
     assert shown.num_episodes == 6 and len(shown.obs) == len(shown.actions) > 6
     net.learn_statistics(shown, one)
-    told: list[str] = []
+    lines: list[str] = []
     rng = np.random.default_rng(0)
-    before = Imitator(net, one, shown, ChunkSFTConfig(updates=1, label_width=0.0), rng, told.append).train(1)
-    after = Imitator(net, one, shown, config, rng, told.append).train(config.updates)
+    before = Imitator(net, one, shown, ChunkSFTConfig(updates=1, label_width=0.0), rng, lines.append).train(1)
+    after = Imitator(net, one, shown, config, rng, lines.append).train(config.updates)
     assert after < 0.8 * before
 
 
@@ -189,11 +189,11 @@ class HalfScripted(PushBlock):
 
 
 def test_a_task_without_a_script_is_reported_and_not_demonstrated() -> None:
-    one, told = HalfScripted(ChunkEnvConfig(episode_steps=32), seed=0), []
-    shown = demonstrate(one, ChunkSFTConfig(episodes=6), 0, told.append)
+    one, lines = HalfScripted(ChunkEnvConfig(episode_steps=32), seed=0), []
+    shown = demonstrate(one, ChunkSFTConfig(episodes=6), 0, lines.append)
     assert shown.num_episodes == 6
     assert not any(colour in text for text in shown.obs.texts for colour in ("red", "blue"))
-    (line,) = [line for line in told if "for want of a script" in line]
+    (line,) = [line for line in lines if "for want of a script" in line]
     assert "red" in line or "blue" in line
     one.unscripted = ("",)
     with pytest.raises(UsageError, match="no script could demonstrate: push the"):

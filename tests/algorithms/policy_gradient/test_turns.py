@@ -148,9 +148,9 @@ def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp
     """The pocket scorer on the replies of a policy with random weights: most cannot be read and change nothing."""
     judged = {"reward": TurnRewardConfig(source="judged"), "make_judge": scorer, "policy": {"head": "actions"}}
     first, second = make(**judged), make(**judged)
-    told: list[str] = []
-    first.prepare(told.append)
-    assert told[:2] == [
+    lines: list[str] = []
+    first.prepare(lines.append)
+    assert lines[:2] == [
         "trying the judge on 64 turns whose worth is known",
         "AUC of success 1.00 (1.00 to 1.00), best threshold 0.38 (Youden's J 1.00)",
     ]

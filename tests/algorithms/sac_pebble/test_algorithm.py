@@ -170,8 +170,8 @@ def test_the_reward_is_the_members_mean_and_a_falling_share_of_their_spread(buil
         place = [int((replay.obs - obs).square().sum(1).argmin()) for obs in batch.obs]
         expected = mean[place] + 0.5 * 0.99 ** (steps - 108) * spread[place]
         torch.testing.assert_close(batch.rewards, expected, atol=1e-5, rtol=1e-4)
-        told = algorithm.report()[metrics.REPLAY_BONUS]
-        assert told == pytest.approx(0.5 * 0.99 ** (steps - 108) * float(spread.mean()), rel=1e-3)
+        found = algorithm.report()[metrics.REPLAY_BONUS]
+        assert found == pytest.approx(0.5 * 0.99 ** (steps - 108) * float(spread.mean()), rel=1e-3)
     assert spread.min() > 1e-4, "the members differ, so the formula was seen at work"
 
 
@@ -332,9 +332,9 @@ def test_a_reward_from_labels_as_wrong_as_the_papers_takes_over_with_critics_tha
     train(algorithm, 1)
     assert schedule.learned is None and algorithm.report()[metrics.UPDATES] == 0
     train(algorithm, 1)  # the session at 200 steps
-    told = algorithm.report()
-    assert told[metrics.REWARD_IS_TRUSTED] == 1 and schedule.learned is schedule.source
-    assert told[metrics.LABEL_ACCURACY] < 1, "some labels were wrong"
+    found = algorithm.report()
+    assert found[metrics.REWARD_IS_TRUSTED] == 1 and schedule.learned is schedule.source
+    assert found[metrics.LABEL_ACCURACY] < 1, "some labels were wrong"
     ((mean, spread, reward),) = critics
     assert mean == pytest.approx(reward / (1 - 0.99), rel=0.2, abs=0.5) and spread < 1
     replay = learner.replay
@@ -358,9 +358,9 @@ def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
     for _ in range(7):
         algorithm.train()
         assert algorithm.reward_switch.learned is None and torch.isnan(algorithm.learner.replay.rewards).all()
-    told = algorithm.report()
-    assert told[metrics.REWARD_IS_TRUSTED] == 0 and told[metrics.REWARD_NUM_PREDICTED] == 550
-    assert told[metrics.UPDATES] == 600, "it explored to the end"
+    found = algorithm.report()
+    assert found[metrics.REWARD_IS_TRUSTED] == 0 and found[metrics.REWARD_NUM_PREDICTED] == 550
+    assert found[metrics.UPDATES] == 600, "it explored to the end"
 
 
 @pytest.mark.parametrize("name", ["brightness", "Effort", "BrighterSide"])

@@ -53,11 +53,11 @@ def transitions_of(seen: Trajectory) -> Transitions:
 @pytest.mark.slow
 def test_novelty_lasts_until_labels_are_predicted_and_a_coin_is_never_trusted() -> None:
     honest, coin = switch_of("progress"), switch_of("random")
-    told = honest.hold_session(10)
-    assert told[metrics.REWARD_IS_TRUSTED] == 1 and honest.learned is honest.source
+    found = honest.hold_session(10)
+    assert found[metrics.REWARD_IS_TRUSTED] == 1 and honest.learned is honest.source
     for step in (10, 20, 30):
-        told = coin.hold_session(step)
-        assert told[metrics.REWARD_IS_TRUSTED] == 0
+        found = coin.hold_session(step)
+        assert found[metrics.REWARD_IS_TRUSTED] == 0
         assert isinstance(coin.source, NoveltyReward) and coin.learned is None
     again = switch_of("random")
     again.set_state(coin.get_state())
@@ -84,8 +84,8 @@ def test_a_restored_switch_is_as_it_was() -> None:
 
 def test_a_session_without_labels_changes_nothing() -> None:
     switch = switch_of("judge", SMALL, margin=255)  # every pair is a tie, and ties do not train
-    told = switch.hold_session(10)
-    assert told[metrics.QUERIES_NO_PREFERENCE] == 120 and metrics.REWARD_LOSS not in told
+    found = switch.hold_session(10)
+    assert found[metrics.QUERIES_NO_PREFERENCE] == 120 and metrics.REWARD_LOSS not in found
     assert switch.learned is None and isinstance(switch.source, NoveltyReward)
 
 
@@ -103,7 +103,7 @@ def test_questions_asked_ahead_by_the_last_session_still_train() -> None:
     ahead = FeedbackConfig(first_step=10, every_steps=10, queries=20, ahead=True)
     switch = switch_of("oracle", SMALL, feedback=ahead, total_steps=30)
     assert metrics.REWARD_LOSS not in switch.hold_session(10) and switch.learned is None
-    told = switch.hold_session(20)
-    assert told[metrics.COMPARISONS] > 20, "the first session's, and the last one's"
+    found = switch.hold_session(20)
+    assert found[metrics.COMPARISONS] > 20, "the first session's, and the last one's"
     switch.finish_feedback(30)
     assert len(switch.drain_records(30)) == 40

@@ -64,8 +64,8 @@ def test_a_full_disk_is_a_machine_error_for_every_writer(
 
     monkeypatch.setattr("tempfile.NamedTemporaryFile", full)  # the temporary folder is full too
     assert guarded(write) == guarded(lambda: write("/data/labels")) == 3
-    told = capsys.readouterr().err
-    assert told.count("the disk is full") == 2 and "/data/labels" in told and "report" not in told
+    message = capsys.readouterr().err
+    assert message.count("the disk is full") == 2 and "/data/labels" in message and "report" not in message
     assert guarded(lambda: 1 // 0) == 1 and "ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -137,7 +137,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
         return 0
 
     assert guarded(write) == 3
-    told = "".join(line.strip("│ ") for line in capsys.readouterr().err.splitlines())
-    assert "Is a directory" in told and str(tmp_path) in told and "unexpected" not in told
-    place = told.index(f"{tempfile.gettempdir()}/rlvlm-crash-")
-    Path(told[place : told.index(".txt", place) + 4]).unlink()
+    message = "".join(line.strip("│ ") for line in capsys.readouterr().err.splitlines())
+    assert "Is a directory" in message and str(tmp_path) in message and "unexpected" not in message
+    place = message.index(f"{tempfile.gettempdir()}/rlvlm-crash-")
+    Path(message[place : message.index(".txt", place) + 4]).unlink()

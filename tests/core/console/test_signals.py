@@ -13,13 +13,13 @@ def test_the_first_signal_only_asks(number: signal.Signals) -> None:
     # tests that run under nohup find SIGHUP ignored, which is then left alone
     handed_down = signal.signal(number, signal.SIG_DFL) if number == signal.SIGHUP else signal.getsignal(number)
     before = signal.getsignal(number)
-    told: list[str] = []
+    lines: list[str] = []
     with StopRequest() as stop:
-        stop.log = told.append
+        stop.log = lines.append
         assert not stop
         os.kill(os.getpid(), number)
-        assert len(told) == 1 and told[0].startswith(f"{number.name}: ")
-        assert ("at once" in told[0]) == (number not in (signal.SIGUSR1, signal.SIGHUP))
+        assert len(lines) == 1 and lines[0].startswith(f"{number.name}: ")
+        assert ("at once" in lines[0]) == (number not in (signal.SIGUSR1, signal.SIGHUP))
         assert stop and stop.signal_name == number.name
     assert signal.getsignal(number) == before
     signal.signal(number, handed_down)

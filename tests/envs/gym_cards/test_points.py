@@ -108,23 +108,25 @@ def test_deals_are_those_of_the_reference() -> None:
 def test_a_thought_tells_cards_formula_and_plan() -> None:
     env = dealt("ez_points", [12, 2])
     write(env, "10 +")
-    told = json.loads(f"{{{env.expert_thought()}}}")
-    assert told["cards"] == [10, 2] and told["current formula"] == "10 +"
-    assert told["thoughts"] == "10 + 2 makes 12, so I append 2 next."
+    content = json.loads(f"{{{env.expert_thought()}}}")
+    assert content["cards"] == [10, 2] and content["current formula"] == "10 +"
+    assert content["thoughts"] == "10 + 2 makes 12, so I append 2 next."
 
 
 def test_the_expert_keeps_to_the_search_that_he_tells_of() -> None:
     env = dealt("points24", [4, 10, 4, 2])
     searched = "A 4-2=2 4 10, 2: 14 6 40, 4: 12 8 20, 10*2=20, 20+4=24. 10 * 2 + 4. "
     for symbol in "10 * ( 4 - 2 ) + 4".split():
-        told = json.loads(f"{{{env.expert_thought()}}}")["thoughts"]
-        assert told == f"{searched}10 * ( 4 - 2 ) + 4 makes 24, so I append {symbol} next."
+        content = json.loads(f"{{{env.expert_thought()}}}")["thoughts"]
+        assert content == f"{searched}10 * ( 4 - 2 ) + 4 makes 24, so I append {symbol} next."
         write(env, symbol)
     assert json.loads(f"{{{env.expert_thought()}}}")["thoughts"].startswith(searched)
     env = dealt("points24", [4, 10, 4, 2])
     write(env, "4")
-    told = json.loads(f"{{{env.expert_thought()}}}")["thoughts"]
-    assert told == "4 + 4 * 10 / 2 makes 24, so I append + next.", "not what the search found: completed as it stands"
+    content = json.loads(f"{{{env.expert_thought()}}}")["thoughts"]
+    assert content == "4 + 4 * 10 / 2 makes 24, so I append + next.", (
+        "not what the search found: completed as it stands"
+    )
 
 
 def test_cards_and_formula_are_where_the_reference_draws_them() -> None:

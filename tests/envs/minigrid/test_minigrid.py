@@ -228,11 +228,11 @@ def test_only_useful_actions_are_legal_and_the_prompt_has_text_where_wanted() ->
     assert env.legal() == (LEFT, RIGHT, FORWARD)
     assert env.read('{"action": "pick up"}').action is None
     assert "carries" not in env.prompt()
-    told = made("doorkey_6x6", shows_text=True)
-    while told.inner.carrying is None:
-        assert "carries nothing" in told.prompt()
-        told.act(told.expert_action())
-    assert "carries the" in told.prompt() and "use the key to open the door" in told.prompt()
+    texted = made("doorkey_6x6", shows_text=True)
+    while texted.inner.carrying is None:
+        assert "carries nothing" in texted.prompt()
+        texted.act(texted.expert_action())
+    assert "carries the" in texted.prompt() and "use the key to open the door" in texted.prompt()
     baby = made("minigrid/BabyAI-GoToLocal-v0")
     assert baby.goal in baby.prompt() and baby.goal.startswith("go to")
     assert task_goal("minigrid/BabyAI-GoToLocal-v0") == "do what the mission says"
@@ -240,12 +240,12 @@ def test_only_useful_actions_are_legal_and_the_prompt_has_text_where_wanted() ->
 
 def test_the_prompt_has_the_last_action_and_whether_it_failed_where_wanted() -> None:
     env, silent = made("doorkey_6x6", prompt_last_action=True), made("doorkey_6x6")
-    told = {}
+    prompts = {}
     for reply in ("no idea", '{"action": "toggle"}', '{"action": "turn left"}'):
         turn, *_ = env.step(reply)
-        told[reply] = turn.prompt
+        prompts[reply] = turn.prompt
         assert silent.step(reply)[0].prompt == silent.reset(seed=0)[0].prompt == env.reset(seed=0)[0].prompt
-    said = [re.findall(r"Your last action (.*)\. Choose", prompt) for prompt in told.values()]
+    said = [re.findall(r"Your last action (.*)\. Choose", prompt) for prompt in prompts.values()]
     assert said == [["could not be read"], ["was toggle and changed nothing"], ["was turn left"]]
     env.step('{"action": "turn left"}')
     state, prompt = env.get_state(), env.prompt()

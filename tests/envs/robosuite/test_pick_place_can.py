@@ -76,11 +76,11 @@ def test_the_image_is_the_right_way_up(env: PickPlaceCan) -> None:
 
 
 def test_text_tells_where_the_hand_is(env: PickPlaceCan) -> None:
-    told = make(shows_text=True)
-    told.reset(seed=0)
-    assert "The hand is at -4, -10, 101 cm, the gripper is open." in told.turn().prompt
-    told.step('{"action": "close gripper"}')
-    assert "the gripper is closed." in told.turn().prompt and "The hand" not in env.turn().prompt
+    texted = make(shows_text=True)
+    texted.reset(seed=0)
+    assert "The hand is at -4, -10, 101 cm, the gripper is open." in texted.turn().prompt
+    texted.step('{"action": "close gripper"}')
+    assert "the gripper is closed." in texted.turn().prompt and "The hand" not in env.turn().prompt
 
 
 def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(env: PickPlaceCan) -> None:

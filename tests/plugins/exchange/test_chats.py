@@ -126,12 +126,12 @@ def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_p
 
 def test_chats_survive_any_text_of_a_model(tmp_path: Path) -> None:
     folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
-    told = [
+    chats = [
         {"messages": [{"role": "user", "content": f"a{mark}b"}, {"role": "assistant", "content": f"c{mark}d"}]}
         for mark in ("\u2028", "\u2029", "\u0085", "\n")
     ]
     marks = {"conversations": [{"from": "human", "value": "<image> <image>"}, {"from": "gpt", "value": "b"}]}
-    lines = [json.dumps(chat, ensure_ascii=False) for chat in (*told, marks)]
+    lines = [json.dumps(chat, ensure_ascii=False) for chat in (*chats, marks)]
     (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n\n", encoding="utf-8")
     counts = import_chats(tmp_path / "chats.jsonl", folder, "me")
     assert counts["added"] == 4 and counts.total() == 5, "more marks than images is a chat of another form"

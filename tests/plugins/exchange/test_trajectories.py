@@ -67,13 +67,13 @@ class WideEyes(TwoEyes):
         return replace(obs, proprio=pose), info
 
 
-def told(line: str) -> None:
+def quiet(line: str) -> None:
     assert line
 
 
 def take(source: Path, form: Source, out: Path, **settings: Any) -> tuple[DemonstrationFolder, dict[str, int]]:
     env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
-    folder, counts = import_trajectories(source, form, out, "push_block", env, CutConfig(**settings), told)
+    folder, counts = import_trajectories(source, form, out, "push_block", env, CutConfig(**settings), quiet)
     return folder, dict(counts)
 
 
@@ -200,7 +200,7 @@ def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tm
     shown = np.stack([to_robosuite(action) for action in actions]), states, images[every_step]
     write_libero(file, "", [shown], is_own=False)
     folder, counts = import_trajectories(
-        file, "libero", tmp_path / "d", "libero_object/0", env, CutConfig(last="repeat"), told
+        file, "libero", tmp_path / "d", "libero_object/0", env, CutConfig(last="repeat"), quiet
     )
     (record,) = folder.episodes()
     assert counts == {"added": 1} and record.goal == env.goal == played.goal
@@ -452,9 +452,9 @@ def test_data_that_are_unlike_the_task_are_refused(
     write_lerobot(tmp_path / "set", "v2.1", [(done, seen, images)], "image")
     env = WideEyes(ChunkEnvConfig(episode_steps=32), seed=0)
     with pytest.raises(UsageError, match=words):
-        import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, CutConfig(), told)
+        import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, CutConfig(), quiet)
     settings = CutConfig(unlike=True)
-    _, counts = import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, settings, told)
+    _, counts = import_trajectories(tmp_path / "set", "lerobot", tmp_path / "d", "push_block", env, settings, quiet)
     assert counts == {"added": 1}
 
 
@@ -541,7 +541,7 @@ ONE = struct.pack(">I", 1)
 
 
 @pytest.mark.parametrize(
-    ("form", "make", "harm", "told"),
+    ("form", "make", "harm", "message"),
     [
         ("lerobot", lerobot_film, claim_frames, "bytes cannot hold the frames"),
         ("lerobot", lerobot_table, share_images, "claims to hold"),
@@ -550,12 +550,12 @@ ONE = struct.pack(">I", 1)
     ],
 )
 def test_a_file_that_claims_more_than_it_holds_takes_no_memory(
-    tmp_path: Path, form: Source, make: Callable[[Path], Path], harm: Callable[[Path], None], told: str
+    tmp_path: Path, form: Source, make: Callable[[Path], Path], harm: Callable[[Path], None], message: str
 ) -> None:
     harm(file := make(tmp_path))
 
     def refuse() -> None:
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             take(tmp_path / "set" if form == "lerobot" else file, form, tmp_path / "d")
 
     assert peak_of(refuse) < 96 << 20

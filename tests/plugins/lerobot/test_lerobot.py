@@ -550,10 +550,10 @@ def test_features_are_scaled_by_lerobots_formulas() -> None:
 
 
 def test_statistics_come_in_the_form_of_flow_policies(folder: Path) -> None:
-    told = json.loads(read_checkpoint(folder).statistics)
-    assert told["action"]["mode"] == "mean_std" and told.keys() == {"action", "proprio"}
-    np.testing.assert_allclose(told["proprio"]["std"], STATISTICS["observation.state"]["std"], rtol=1e-6)
-    np.testing.assert_allclose(told["action"]["q99"][0], 0.1 + 2.3263 * 0.3, rtol=1e-6)
+    content = json.loads(read_checkpoint(folder).statistics)
+    assert content["action"]["mode"] == "mean_std" and content.keys() == {"action", "proprio"}
+    np.testing.assert_allclose(content["proprio"]["std"], STATISTICS["observation.state"]["std"], rtol=1e-6)
+    np.testing.assert_allclose(content["action"]["q99"][0], 0.1 + 2.3263 * 0.3, rtol=1e-6)
     width = Statistics(mode="QUANTILE10", first=np.float32([1]), second=np.float32([3])).scale
     assert width.mode == "quantiles" and (width.q01, width.q99, width.mean) == ((1,), (3,), (2,))
 

@@ -32,7 +32,7 @@ from tests.recorded_data import GREEN, PX, Recorded, trajectory
 from tests.recorded_data import write_lerobot as write_data
 
 pytest.importorskip("rlvlm.plugins.exchange", reason="data sets are imported by another guest")
-from tests.plugins.exchange.test_trajectories import TwoEyes, take, told  # noqa: E402
+from tests.plugins.exchange.test_trajectories import TwoEyes, quiet, take  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 ENVS = python_of("").parents[1]
@@ -62,7 +62,7 @@ def start(folder: Path, kind: str, checkpoint: Path, **changes: Any) -> tuple[Le
         learned.append(lessons.shown)
         return 0.0
 
-    supervised_start.start(settings, policy, env, learn, told)
+    supervised_start.start(settings, policy, env, learn, quiet)
     return policy, learned
 
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_fine_tuned_by_its_own_statistics(
     # the tiny checkpoint has mean 0 and std .3, or quantiles of -.3 and .3: the same
     assert policy.scales["action"].spread.tolist() == pytest.approx([0.3] * 7) and shown.num_episodes == 3
     env = TwoEyes(ChunkEnvConfig(episode_steps=32), seed=0)
-    imitation = policy.imitation(shown, env, ChunkSFTConfig(), np.random.default_rng(0), told)
+    imitation = policy.imitation(shown, env, ChunkSFTConfig(), np.random.default_rng(0), quiet)
     rows = torch.tensor([0, 2])
     with torch.no_grad():
         found = imitation.loss(rows, None)

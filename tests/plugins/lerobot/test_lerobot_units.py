@@ -195,7 +195,7 @@ def test_a_number_that_never_changes_is_the_smallest_by_quantiles_and_the_mean_b
 @pytest.mark.slow
 def test_numbers_that_never_change_are_normalised_as_lerobot_does() -> None:
     asked = [python_of("lerobot312"), "-c", _NORMALISE, json.dumps(CONSTANT)]
-    told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    theirs = json.loads(told.splitlines()[-1])
+    printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    theirs = json.loads(printed.splitlines()[-1])
     for mode, found in constants().items():
         np.testing.assert_allclose(found, theirs[mode], atol=1e-6)

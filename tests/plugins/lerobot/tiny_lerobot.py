@@ -277,15 +277,15 @@ def write_settings(folder: Path, env: Any, kind: str, layout: dict[str, Any], **
         "padding": "longest" if kind == "smolvla" else "max_length", "tokenizer_name": str(vlm),
     }  # fmt: skip
     begin = [("rename_observations_processor", {"rename_map": {}}), ("to_batch_processor", {})]
-    device, told = ("device_processor", {"device": "cpu", "float_dtype": None}), ("tokenizer_processor", words)
+    device, worded = ("device_processor", {"device": "cpu", "float_dtype": None}), ("tokenizer_processor", words)
     is_relative = config.get("use_relative_actions", False)
     apart = {"exclude_joints": ["gripper"], "action_names": config.get("action_feature_names")}
     relative = ("relative_actions_processor", {"enabled": is_relative, **apart})
     scaled = ("normalizer_processor", norms)
     before: dict[str, list[tuple[str, dict[str, Any]]]] = {
-        "smolvla": [*begin, ("smolvla_new_line_processor", {}), told, device, scaled],
-        "pi0": [*begin, ("pi0_new_line_processor", {}), told, device, relative, scaled],
-        "pi05": [*begin, relative, scaled, ("pi05_prepare_state_tokenizer_processor_step", {}), told, device],
+        "smolvla": [*begin, ("smolvla_new_line_processor", {}), worded, device, scaled],
+        "pi0": [*begin, ("pi0_new_line_processor", {}), worded, device, relative, scaled],
+        "pi05": [*begin, relative, scaled, ("pi05_prepare_state_tokenizer_processor_step", {}), worded, device],
     }
     restored = ("unnormalizer_processor", {**norms, "features": {"action": features["action"]}})
     absolute = [] if kind == "smolvla" else [("absolute_actions_processor", {"enabled": is_relative})]

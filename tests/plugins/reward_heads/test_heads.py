@@ -136,8 +136,8 @@ def test_weights_by_lerobots_names_are_the_same_model(folders: dict[str, Path], 
     renamed = {f"model.{name}" if name.startswith("model.") else name: value for name, value in weights.items()}
     renamed["model.lm_head.weight"] = weights["model.language_model.embed_tokens.weight"].clone()
     save_file(renamed, copy / "model.safetensors", metadata={"format": "pt"})
-    told = json.loads((own / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({"type": "robometer", "vlm_config": told}))
+    content = json.loads((own / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({"type": "robometer", "vlm_config": content}))
     assert judge_of(copy).score([CLIP])[0].value == pytest.approx(judge_of(own).score([CLIP])[0].value, abs=1e-6)
 
 

@@ -33,6 +33,6 @@ def test_the_pass_is_that_of_a_plain_program() -> None:
     assert torch.equal(same, found) and offsets.shape == (3, 6)
     weights = {name: value.double().numpy() for name, value in policy.state_dict().items()}
     for row, text in enumerate(said):
-        expected, told = oracle.logits_and_offsets(weights, images[row].numpy(), text, proprio[row].double().numpy())
+        expected, offset = oracle.logits_and_offsets(weights, images[row].numpy(), text, proprio[row].double().numpy())
         torch.testing.assert_close(found[row].double(), torch.from_numpy(expected), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(offsets[row].detach().double(), torch.from_numpy(told), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(offsets[row].detach().double(), torch.from_numpy(offset), atol=1e-5, rtol=1e-5)

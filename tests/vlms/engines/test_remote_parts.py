@@ -229,9 +229,9 @@ def test_a_ledger_that_cannot_be_locked_is_refused_by_its_file_system(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(ModelUnavailable, match="cannot be locked .flock: .*file system is .* at /") as told:
+    with pytest.raises(ModelUnavailable, match="cannot be locked .flock: .*file system is .* at /") as caught:
         Budget(ApiConfig(ledger=str(tmp_path / "ledger"))).reserve(1, 1)
-    assert "another disk: judge.api.ledger" in told.value.fix
+    assert "another disk: judge.api.ledger" in caught.value.fix
 
 
 def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:

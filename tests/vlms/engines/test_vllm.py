@@ -86,10 +86,10 @@ def test_a_process_of_the_engine_ends_with_the_one_that_started_it(tmp_path):
         "    print(here.recv(), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    told = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert told.returncode == -9, told.stderr
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert ended.returncode == -9, ended.stderr
     deadline = time.monotonic() + 30
-    while Path(f"/proc/{told.stdout.strip()}").exists() and _state(told.stdout.strip()) != "Z":
+    while Path(f"/proc/{ended.stdout.strip()}").exists() and _state(ended.stdout.strip()) != "Z":
         assert time.monotonic() < deadline, "the child outlived its parent"
         time.sleep(0.02)
 
@@ -128,8 +128,8 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path):
 def test_vllms_environment_needs_no_peft():
     """It has none: the engine would not even be imported there."""
     code = "import sys; import rlvlm.vlms.engines.vllm; print('peft' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "False"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(("names", "odd"), [(["a.qkv", "a.o"], ""), (["a.qkv", "b.o"], "b.o"), (["x.up"], "x.up")])
