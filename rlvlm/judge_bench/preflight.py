@@ -102,7 +102,7 @@ def _with_controls(made: TaskItems, cases: Collection[str]) -> TaskItems:
     return replace(made, items=tuple(item for item in made.items if item.source < 0 or item.case in cases))
 
 
-def try_judge(
+def measure_known(
     judge: Judge | KnowsItems,
     made: TaskItems,
     num_frames: int,
@@ -156,7 +156,7 @@ def preflight(
     """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults are logged.
 
     Args:
-        judge: as for `try_judge`, with `made`, `num_frames`, `seed` and `min_auc`.
+        judge: as for `measure_known`, with `made`, `num_frames`, `seed` and `min_auc`.
         made: see there.
         num_frames: see there.
         seed: see there.
@@ -168,7 +168,7 @@ def preflight(
         JudgeRefused: the judge has such a fault.
         JudgeUnavailable: the judge does not answer, or cannot be asked this form of question.
     """
-    graded = try_judge(judge, made, num_frames, seed, min_auc=min_auc)
+    graded = measure_known(judge, made, num_frames, seed, min_auc=min_auc)
     if is_strict:
         refuse_faulty(graded.faults)
     for fault in graded.faults:

@@ -41,6 +41,8 @@ def backends() -> Mapping[str, JudgeBackend]:
 
 Mode = Literal["two_stage", "single_stage", "direct"]
 """Forms of a comparison."""
+Faulty = Literal["refuse", "ok"]
+"""What becomes of a judge with a fault that a preflight finds."""
 ScoreMode = Literal[
     "progress", "rating", "success", "video", "utility", "statement", "statement_raw", "rubric", "delta"
 ]
@@ -163,7 +165,7 @@ class JudgeConfig(VLMConfig):
     untrained: Literal["refuse", "ok"] = "refuse"
     """Behaviour on a task that the pocket judge was not trained on, where its answers are confident nonsense.
     refuse: do not start the run; ok: start it."""
-    faulty: Literal["refuse", "ok"] = "refuse"
+    faulty: Faulty = "refuse"
     """Reaction if the preflight of a run or of `rlvlm score` finds that the judge's answers say nothing, or that a
     policy can exploit them. refuse: do not start; ok: name the faults and start."""
     store: FilePath = ""

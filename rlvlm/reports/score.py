@@ -29,7 +29,7 @@ from rlvlm.demonstrations.recorded_labels import read_labels, write_frame_signal
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.judge_bench.faults import Fault
-from rlvlm.judge_bench.preflight import known_recordings, refuse_faulty, try_judge
+from rlvlm.judge_bench.preflight import known_recordings, measure_known, refuse_faulty
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge, check_reachable
@@ -111,7 +111,7 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
         kept = CachedJudge(judge, store)
         faults: Sequence[Fault] = ()
         if options.preflight and not config.is_human:
-            faults = _try_judge(kept, data, recordings, asked, options)
+            faults = _preflight(kept, data, recordings, asked, options)
         with (
             stop,
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
@@ -220,7 +220,7 @@ def _look_through(recordings: Recordings, asked: Asked) -> DataSummary:
     )
 
 
-def _try_judge(
+def _preflight(
     judge: CachedJudge, data: DataSummary, recordings: Recordings, asked: Asked, options: ScoreOptions
 ) -> Sequence[Fault]:
     """Runs the bench's preflight on the data's own episodes, and returns the faults that it finds.
@@ -245,7 +245,7 @@ def _try_judge(
     if not made.items:
         _log("no preflight: none of the first episodes is a success whose images can be read")
         return ()
-    found = try_judge(judge, made, asked.num_frames, asked.seed).faults
+    found = measure_known(judge, made, asked.num_frames, asked.seed).faults
     if is_known and options.judge.refuses_faulty:
         refuse_faulty(found)
     where = f", in the preflight{'' if is_known else _ASSUMED}"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -28,6 +28,7 @@ from rlvlm.judge_bench.items import TaskItems
 from rlvlm.judge_bench.preflight import known_recordings, preflight
 from rlvlm.judge_bench.suites import Suite, find_suite
 from rlvlm.judges.client import Choices, Judge, Scores, as_frames
+from rlvlm.judges.config import Faulty
 from rlvlm.judges.judge import Judge as JudgeProtocol
 from rlvlm.pages.charts import ACCENT, INK, titled
 from rlvlm.pages.page import Section, Table, page
@@ -65,7 +66,7 @@ class Watch:
             data set, tasks), or a list of own episodes: frames [L, H, W, 3], whether it succeeded, and its goal if it
             has one of its own; a success has to end where it succeeds, because pieces of it are shown as failures. None
             skips it.
-        faulty: what the preflight does with a judge that has a fatal fault, or one that a policy can exploit.
+        faulty: `--judge.faulty` of a run: whether a judge with a fault that the preflight finds is refused.
         monitor: bounds of the alarms, and what an alarm does: `on_alarm` warn logs it, stop raises `RewardHacked`.
         every: episodes after which the newest are held against those before, and some are shown again as controls.
         num_frames: maximum number of images of a known episode that are shown.
@@ -77,7 +78,7 @@ class Watch:
         goal: str = "",
         suite: str | Path | Sequence[tuple[Any, bool] | tuple[Any, bool, str]] | None = None,
         *,
-        faulty: Literal["refuse", "ok"] = "refuse",
+        faulty: Faulty = "refuse",
         monitor: MonitorConfig | None = None,
         every: int = 32,
         num_frames: int = 8,

@@ -14,6 +14,7 @@ from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score
 from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, spread
+from rlvlm.envs.env import Env
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
@@ -45,8 +46,8 @@ class JudgedTurns(Stateful):
         config: what is scored, and what a score is worth.
         scorer: scores turns or episodes.
         goal: goal for the judge, instead of the env's own; empty takes the env's.
-        draws_path: whether the judge sees the path of the hand.
-        robot_columns: see `JudgeMonitor`.
+        view: env as the judge sees it: whether the path of the hand is drawn, and what controls take from a scene; None
+            knows nothing of it.
     """
 
     STATE = {
@@ -58,10 +59,10 @@ class JudgedTurns(Stateful):
     }
 
     def __init__(
-        self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", *,
-        draws_path: bool = False, robot_columns: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        self._config, self.scorer, self.goal, self.draws_path = config, scorer, goal, draws_path
+        self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", view: Env[Any, Any] | None = None
+    ) -> None:
+        self._config, self.scorer, self.goal = config, scorer, goal
+        self.draws_path = view is not None and view.draws_path
         # a single thread: the random numbers of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
@@ -77,7 +78,10 @@ class JudgedTurns(Stateful):
         """Score from which a score counts as 1; None uses scores unchanged."""
         success_threshold = _TURN_CLAIM if config.rates_turns else self.threshold or _EPISODE_CLAIM
         claim = config.monitor.success_threshold or success_threshold
-        self.monitor = JudgeMonitor(config.monitor, claim, robot_columns)
+        columns = () if view is None else view.robot_columns
+        # which of the scene's goals the user's own words name is not known
+        goals_in_view = None if view is None or goal else view.goals_in_view
+        self.monitor = JudgeMonitor(config.monitor, claim, columns, goals_in_view)
         self._known: list[dict[str, Any]] = []
         """Known items that are shown again, with their scores before the run."""
         self._num_watched = 0

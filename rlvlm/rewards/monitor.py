@@ -10,7 +10,7 @@ items that are answered otherwise than before the run.
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +104,7 @@ class JudgeMonitor(Stateful):
         success_threshold: score from which the judge is taken to call an episode a success.
         robot_columns: columns of a snapshot with the robot's own pose (`Env.robot_columns`); without any, no control
             moves the robot alone.
+        goals_in_view: goals that a snapshot's scene offers (`Env.goals_in_view`); None knows only those of the run.
     """
 
     STATE = {
@@ -115,8 +116,14 @@ class JudgeMonitor(Stateful):
         "alarm": "_alarm",
     }
 
-    def __init__(self, config: MonitorConfig, success_threshold: float, robot_columns: Sequence[int] = ()) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: MonitorConfig,
+        success_threshold: float,
+        robot_columns: Sequence[int] = (),
+        goals_in_view: Callable[[FloatArray], Sequence[str]] | None = None,
+    ) -> None:
+        self._config, self._goals_in_view = config, goals_in_view
         self.success_threshold = success_threshold
         self._robot_columns = list(robot_columns)
         self._first: list[list[float]] = []
@@ -159,8 +166,9 @@ class JudgeMonitor(Stateful):
         """Scores some of the items again: as if nothing had happened, backwards, with a goal that is not their own, and
         with the robot's movement alone.
 
-        That goal is another one among `items` if there is one, else one that no task has. Nothing is recorded yet, so
-        that any thread may ask while others go on: pass the result to `note_controls`.
+        That goal is another one that is in view, else another one among `items` where the env does not say what is in
+        view, else one that no task has. Nothing is recorded yet, so that any thread may ask while others go on: pass
+        the result to `note_controls`.
 
         Args:
             scorer: scorer that gave `scores`.
@@ -169,8 +177,8 @@ class JudgeMonitor(Stateful):
 
         Returns:
             For each item shown and answered each time: its score, that backwards, that with the other goal, that of its
-            first moment alone, whether the other goal is among theirs, so that their policy could reach it, and the
-            score of the robot's movement alone, NaN if the env does not tell robot and things apart.
+            first moment alone, whether the other goal is in view or among theirs, so that their policy could reach it,
+            and the score of the robot's movement alone, NaN if the env does not tell robot and things apart.
         """
         known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
         # the best-scored episodes say most: changed in these ways, they must score less
@@ -178,7 +186,12 @@ class JudgeMonitor(Stateful):
         if not chosen:
             return []
         goals = sorted({item.goal for item in items})
-        others = [next((goal for goal in goals if goal != item.goal), OTHER_GOAL) for item, _ in chosen]
+        # of something that nobody sees the answer is easy
+        offered = [self._goals_in_view(item.snapshots[-1]) if self._goals_in_view else () for item, _ in chosen]
+        others = [
+            next((goal for goal in in_view or goals if goal != item.goal), OTHER_GOAL)
+            for (item, _), in_view in zip(chosen, offered, strict=True)
+        ]
         # what the judge gives for nothing: a lead is measured from there, and not from the other episodes, which all
         # score alike once a policy has found what the judge likes
         still = [_reshown(item, item.snapshots[:1].repeat(len(item.snapshots), axis=0)) for item, _ in chosen]
@@ -191,7 +204,7 @@ class JudgeMonitor(Stateful):
         columns = [again[begin : begin + len(chosen)] for begin in range(0, 4 * len(chosen), len(chosen))]
         rows = zip(chosen, *columns, others, strict=True)
         return [
-            [value, turned, other, unmoved, float(goal in goals and not item.action), robot]
+            [value, turned, other, unmoved, float(goal != OTHER_GOAL and not item.action), robot]
             for (item, value), unmoved, turned, other, robot, goal in rows
             if turned is not None and other is not None and unmoved is not None and robot is not None
         ]

@@ -219,6 +219,21 @@ def test_the_other_goal_is_anothers_where_there_is_one() -> None:
     assert asked == ["go", "go", OTHER_GOAL, "go", "go", "push the red block"]  # still, backwards, elsewhere
 
 
+def test_the_other_goal_is_one_that_is_in_view() -> None:
+    asked: list[str] = []
+
+    class Noting(LastMoment):
+        def score(self, items: Sequence[ScoringItem]) -> list[Score]:
+            asked.extend(item.goal for item in items)
+            return super().score(items)
+
+    items = [shown(0.1, 0.9), shown(0.1, 0.2, goal="push the red block")]  # the red block lies on another table
+    for in_view, wanted in ((("go", "push the blue block"), "push the blue block"), (("go",), OTHER_GOAL)):
+        watch = JudgeMonitor(MonitorConfig(controls=1), 0.5, goals_in_view=lambda _, seen=in_view: seen)
+        rows = watch.show_controls(Noting(), items, LastMoment().score(items))
+        assert asked[-1] == wanted and rows[0][4] == (wanted != OTHER_GOAL)
+
+
 CONTROLS = {
     "all of 40 backwards": (40, [0.25, 0.25, 0.0, 0.15, 0.0, np.nan], 3),
     "under another goal of the run": (40, [0.25, 0.0, 0.25, 0.15, 1.0, np.nan], 3),

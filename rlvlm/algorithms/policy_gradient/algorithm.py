@@ -139,11 +139,9 @@ class PolicyGradient(BaseAlgorithm):
             scorer = self._make_scorer(self.config.make_judge, remembers=self.rollouts.remembers)
         if reward.weights["novelty"]:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, self.config.seed)
-        viewer = self._judge_viewer
         labeller = RewardLabeller(
             reward, scorer, novelty, self.config.goal,
-            draws_path=viewer.draws_path, robot_columns=viewer.robot_columns,
-            refuses_faulty=self.config.refuses_faulty,
+            view=self._judge_viewer, refuses_faulty=self.config.refuses_faulty,
         )  # fmt: skip
         if labeller.asks and reward.asks_judge:
             labeller.judged.make_forgetful = self._make_forgetful

@@ -19,9 +19,9 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Score
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import Env
 from rlvlm.judge_bench.items import Item, TaskItems
-from rlvlm.judge_bench.preflight import known_items, rehearse_before, scored_suite, with_rehearsal
-from rlvlm.judge_bench.preflight import preflight as try_judge
+from rlvlm.judge_bench.preflight import known_items, preflight, rehearse_before, scored_suite, with_rehearsal
 from rlvlm.judges.agreement import ALIKE
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged_turns import JudgedTurns
@@ -38,8 +38,7 @@ class RewardLabeller:
         scorer: scores turns or episodes; None if no scores are used.
         novelty: novelty of actions; None if it has no weight.
         goal: see `JudgedTurns`.
-        draws_path: see `JudgedTurns`.
-        robot_columns: see `JudgedTurns`.
+        view: see `JudgedTurns`.
         refuses_faulty: whether a judge with a fault that the preflight finds is refused.
     """
 
@@ -50,16 +49,11 @@ class RewardLabeller:
         novelty: TemporalNovelty | None = None,
         goal: str = "",
         *,
-        draws_path: bool = False,
-        robot_columns: Sequence[int] = (),
+        view: Env[Any, Any] | None = None,
         refuses_faulty: bool = True,
     ) -> None:
         self._config, self._novelty, self._refuses_faulty = config, novelty, refuses_faulty
-        self._judged = (
-            None
-            if scorer is None
-            else JudgedTurns(config, scorer, goal, draws_path=draws_path, robot_columns=robot_columns)
-        )
+        self._judged = None if scorer is None else JudgedTurns(config, scorer, goal, view)
         self._tried: list[tuple[ScoringItem, Score]] = []
         """Plain known items of the preflight, and their scores."""
         self._facts: dict[str, float] = {}
@@ -194,7 +188,7 @@ class RewardLabeller:
         """
         config = self._config
         self._tried.clear()
-        figures = try_judge(
+        figures = preflight(
             self, made, config.num_frames, seed,
             min_auc=config.monitor.min_auc, is_strict=self._refuses_faulty, log=log,
         )  # fmt: skip

@@ -31,7 +31,7 @@ from rlvlm.algorithms.sac_pebble.label import Relabelling, add_labelled
 from rlvlm.algorithms.sac_pebble.learner import SACLearner
 from rlvlm.algorithms.sac_pebble.module import SACModule
 from rlvlm.algorithms.sac_pebble.player import KIND, StepsPlayer
-from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch, try_judge
+from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, build_switch, preflight_on_pairs
 from rlvlm.algorithms.sac_pebble.runner import Sample, StepEnvRunner, join
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
@@ -138,7 +138,7 @@ class SACPebble(BaseAlgorithm):
     def prepare(self, log: Callable[[str], None]) -> bool:
         """Tests the judge on known pairs if configured; nothing is trained."""
         config = self.config
-        try_judge(config.reward_setup, config.task, config.env_settings, config.seed, log)
+        preflight_on_pairs(config.reward_setup, config.task, config.env_settings, config.seed, log)
         return False
 
     def training_step(self) -> None:

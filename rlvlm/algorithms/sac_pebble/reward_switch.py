@@ -249,7 +249,7 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
     return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)
 
 
-def try_judge(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Callable[[str], None]) -> None:
+def preflight_on_pairs(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Callable[[str], None]) -> None:
     """Asks the judge of comparisons about a few pairs with known answers, if configured.
 
     Args:

@@ -155,6 +155,7 @@ class LiberoEnv(ChunkEnv):
         self.instructions = (self.goal,)
         self.episode_steps = config.episode_steps
         self.snapshot_size = self.scene.model.nq  # joint positions
+        self.robot_columns = self.scene.robot_columns
         self.num_offsets = 3 * len(self.scene.named)
         self.num_held_out = None if config.start_jitter_m else self.scene.num_held_out
         self._envs = LiberoEnvs(self.scene, config)

@@ -19,6 +19,7 @@ from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
+from rlvlm.envs.robosuite.arm import robot_columns
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
@@ -76,8 +77,7 @@ class LiberoScene(RobosuiteScene):
         """Number of saved starts reserved for evaluation."""
         self._settled: dict[int, Doubles] = {}
         self._things = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
-        joints = [self.model.joint(number) for number in range(self.model.njnt)]
-        self._robot = [joint.qposadr[0] for joint in joints if joint.name.startswith(("robot0_", "gripper0_"))]
+        self.robot_columns = robot_columns(self.model)
         self._fixtures = [self.env.obj_body_id[name] for name in self.env.fixtures_dict]
         self.env.check_contact = _contact_check(self.model, self.data)
         self._aside = mujoco.MjData(self.model)  # a second state for queries, so that the loaded one is not changed
@@ -174,7 +174,7 @@ class LiberoScene(RobosuiteScene):
         for address in self.model.jnt_qposadr[self._things].tolist():
             shifts = rng.uniform(-_SHIFT_M, _SHIFT_M, (len(scenes), 2))
             scenes[:, address : address + 2] += shifts.astype(np.float32)
-        scenes[:, self._robot] = positions[:, self._robot]
+        scenes[:, self.robot_columns] = positions[:, self.robot_columns]
         return scenes
 
     def _move_things(self, rng: np.random.Generator, moved_m: float) -> None:

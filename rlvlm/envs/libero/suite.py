@@ -62,6 +62,8 @@ class LiberoSuite(ChunkEnv):
         self._turn = threading.RLock()  # judges' images are drawn while others are rolled out
         own = self.member(0).num_held_out  # per task; None if things are moved: no two starts are equal
         self.num_held_out = own and own * self._num_tasks
+        # every task has the same robot, which its model begins with
+        self.robot_columns = tuple(1 + column for column in self.member(0).robot_columns)
         self.reset(seed=seed)
 
     def member(self, task: int) -> LiberoEnv:

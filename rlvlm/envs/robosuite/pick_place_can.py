@@ -24,7 +24,7 @@ from rlvlm.envs.env import Outcome, TurnEnv
 from rlvlm.envs.mujoco.env import KEY_GRAIN
 from rlvlm.envs.rendering import ensure_renderer
 from rlvlm.envs.robosuite import words
-from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S
+from rlvlm.envs.robosuite.arm import EXACT_STEP_S, FAST_STEP_S, robot_columns
 from rlvlm.envs.robosuite.config import PickPlaceConfig
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
@@ -132,6 +132,7 @@ class PickPlaceCan(TurnEnv):
         self._cameras = (CAMERA, SECOND_CAMERA) if config.second_view else (CAMERA,)
         self.image_px = (config.view_px, len(self._cameras) * config.view_px)
         self.snapshot_size = scene.model.nq  # joint positions
+        self.robot_columns = robot_columns(scene.model)
         self._moves = dict(_MOVES)
         if config.rules == "legacy":
             self._moves["left"], self._moves["right"] = _MOVES["right"], _MOVES["left"]

@@ -56,6 +56,7 @@ def test_unplayed_scenes_belong_to_the_tasks_of_their_starts(suite: LiberoSuite)
     starts = np.concatenate([suite.reset(options={"state_id": number})[0].snapshots for number in (17, 8)])
     scenes = suite.augment_scenes(starts, starts, np.random.default_rng(0))
     assert scenes[:, 0].tolist() == [7, 8]
+    assert {tuple(1 + place for place in suite.member(task).robot_columns) for task in (7, 8)} == {suite.robot_columns}
     alone = suite.member(7)
     own = slice(1, 1 + alone.snapshot_size)
     assert np.array_equal(

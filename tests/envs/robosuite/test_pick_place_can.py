@@ -134,3 +134,14 @@ def test_milestones_are_passed_on_the_way(env: PickPlaceCan) -> None:
         assert env._held == (env.progress() >= env.milestones["grasped"])
         assert (env._held and height > 0.96) == (env.progress() >= env.milestones["lifted"])
     assert first["grasped"] < first["lifted"]
+
+
+def test_the_robot_is_told_apart_from_the_can(env: PickPlaceCan) -> None:
+    moved, seen = make(), env.snapshot()
+    moved.reset(seed=7)
+    mixed = seen.copy()
+    mixed[list(env.robot_columns)] = moved.snapshot()[list(env.robot_columns)]
+    assert len(env.robot_columns) == 9, "seven joints and two fingers"
+    can = env.scene.model.jnt_qposadr[env.scene.model.jnt_type == 0]
+    assert not {int(place) + number for place in can for number in range(7)} & set(env.robot_columns)
+    np.testing.assert_allclose(env.hand_path(mixed[None]), moved.hand_path(moved.snapshot()[None]), atol=1e-6)
