@@ -81,7 +81,7 @@ def trl(kind: str, seed: int) -> list[float]:
         return np.full((8, 8, 3), round(255 * level / 8), np.uint8)
 
     with tempfile.TemporaryDirectory() as folder:
-        make = ROOT / "tests/plugins/trl/tiny_signs.py"
+        make = ROOT / "tests/tiny_signs.py"
         subprocess.run([sys.executable, make, folder], check=True, capture_output=True)
         config = GRPOConfig(
             f"{folder}/out",

@@ -14,9 +14,9 @@ python=${PYTHON:-.venv/bin/python}
 
 [ -x "$dir/bin/python" ] || "$python" -m venv "$dir"
 if "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-  # with the judge's kit of this clone, for tests/plugins/lerobot/test_judge_step.py
-  packages=("lerobot[smolvla,pi,dataset,training]==0.6.1" torch==2.11.0 transformers==5.5.4 --editable .)
-  imports='from lerobot.policies.pi0.modeling_pi0 import PI0Policy; from lerobot.policies.pi05.modeling_pi05 import PI05Policy'
+  # with the kit of this clone and a simulated arm, for tests/plugins/lerobot/test_judge_step.py
+  packages=("lerobot[smolvla,pi,dataset,training]==0.6.1" gym-hil==0.1.14 torch==2.11.0 transformers==5.5.4 --editable .)
+  imports='import gym_hil; from lerobot.policies.pi0.modeling_pi0 import PI0Policy; from lerobot.policies.pi05.modeling_pi05 import PI05Policy'
 else
   packages=("lerobot[smolvla]==0.4.4" torch==2.10.0 torchvision==0.25.0 transformers==4.57.6)
   imports='from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy'

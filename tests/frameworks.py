@@ -9,8 +9,29 @@ from pathlib import Path
 import pytest
 from http_edge import Edge
 
+from rlvlm.core.judging import Score, Status
+from rlvlm.testing import FakeJudge
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "in_your_framework.md"
+
+
+class Faulty(FakeJudge):
+    """Sees brightness, notes how many images each clip had, gives some answers of a call another status, or raises."""
+
+    def __init__(self, *statuses: Status, error: Exception | None = None) -> None:
+        super().__init__()
+        self.statuses, self.error, self.lengths = statuses, error, []
+
+    def score(self, clips):
+        if self.error:
+            raise self.error
+        self.lengths += [len(clip.frames) for clip in clips]
+        scores = super().score(clips)
+        for index, status in enumerate(self.statuses[: len(scores)]):
+            if status is not Status.OK:
+                scores[index] = Score(status=status, value=None, stamp=self.stamp)
+        return scores
 
 
 def needs(name: str, script: str = "") -> pytest.MarkDecorator:
@@ -39,6 +60,12 @@ def served(folder: Path, **config):
     (home / "token").chmod(0o600)
     with edge.listening() as url:
         yield url, home.parent
+
+
+def tiny_model(folder: Path) -> None:
+    """Makes `my_model`, a random language model of a few signs, in TRL's environment."""
+    make = [python_of("trl"), ROOT / "tests" / "tiny_signs.py", folder / "my_model"]
+    subprocess.run(make, check=True, capture_output=True)
 
 
 def run(name: str, program: str, folder: Path) -> str:

@@ -71,8 +71,7 @@ class JudgeReward(gym.Wrapper):
         goal: goal of every episode, in a few plain words.
         per: see `Filmed`.
         num_frames: see `Filmed`.
-        without_answer: raise: `JudgeUnavailable`; neutral: `neutral`.
-        neutral: reward for `without_answer neutral`, in [0, 1].
+        without_answer: raise: `JudgeUnavailable`; a number in [0, 1]: that reward.
     """
 
     def __init__(
@@ -84,12 +83,9 @@ class JudgeReward(gym.Wrapper):
         *,
         num_frames: int = 8,
         without_answer: WithoutAnswer = "raise",
-        neutral: float = 0.5,
     ) -> None:
         super().__init__(Filmed(env, per, num_frames))
-        self._rewards = Rewards(
-            judge=judge, goal=goal, without_answer=without_answer, neutral=neutral, allowed=("raise", "neutral")
-        )
+        self._rewards = Rewards(judge=judge, goal=goal, without_answer=without_answer)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)

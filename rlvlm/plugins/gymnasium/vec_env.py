@@ -24,22 +24,17 @@ class JudgeVecReward(VecEnvWrapper):
         venv: the envs; what is due in any of them is asked in one request.
         judge: judge to ask.
         goal: goal of every episode, in a few plain words.
-        without_answer: raise: `JudgeUnavailable`; neutral: `neutral`.
-        neutral: reward for `without_answer neutral`, in [0, 1].
+        without_answer: raise: `JudgeUnavailable`; a number in [0, 1]: that reward.
 
     Raises:
         UsageError: an env is not filmed.
     """
 
-    def __init__(
-        self, venv: VecEnv, judge: Judge, goal: str, *, without_answer: WithoutAnswer = "raise", neutral: float = 0.5
-    ) -> None:
+    def __init__(self, venv: VecEnv, judge: Judge, goal: str, *, without_answer: WithoutAnswer = "raise") -> None:
         super().__init__(venv)
         if not all(venv.env_is_wrapped(Filmed)):
             raise UsageError("an env is not filmed, and so is never judged", "make_vec_env(..., wrapper_class=Filmed)")
-        self._rewards = Rewards(
-            judge=judge, goal=goal, without_answer=without_answer, neutral=neutral, allowed=("raise", "neutral")
-        )
+        self._rewards = Rewards(judge=judge, goal=goal, without_answer=without_answer)
 
     def reset(self) -> Any:
         return self.venv.reset()

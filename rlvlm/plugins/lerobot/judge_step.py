@@ -42,15 +42,14 @@ class JudgeStep(ProcessorStep):
     terminate_on_success: bool = True
     """Whether a success ends the episode."""
     without_answer: WithoutAnswer = "raise"
-    """raise: `JudgeUnavailable`; none: the transition stays as it was."""
+    """raise: `JudgeUnavailable`; None: the transition stays as it was; a number in [0, 1]: that score."""
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 < self.success_threshold <= 1:
             what = f"got {self.every} and {self.success_threshold}"
             raise ValueError(f"every must be >= 1 and success_threshold in (0, 1], {what}")
-        self._rewards = Rewards(
-            judge=Judge(self.url), goal=self.goal, without_answer=self.without_answer, allowed=("raise", "none")
-        )
+        judge, policy = Judge(self.url), self.without_answer
+        self._rewards = Rewards(judge=judge, goal=self.goal, without_answer=policy, takes_none=True)
         self._t = 0
 
     def __call__(self, transition: dict[Any, Any]) -> dict[Any, Any]:

@@ -24,8 +24,7 @@ class JudgeRubric(TrajectoryRubric):
         show: `show(action, observation) -> image`, [H, W, 3] of uint8, after a step.
         goal: goal of every episode, in a few plain words.
         num_frames: maximum number of images to judge, >= 1: the last, and those evenly before it.
-        without_answer: raise: `JudgeUnavailable`; neutral: `neutral`.
-        neutral: score for `without_answer neutral`, in [0, 1].
+        without_answer: raise: `JudgeUnavailable`; a number in [0, 1]: that score.
     """
 
     def __init__(
@@ -36,13 +35,10 @@ class JudgeRubric(TrajectoryRubric):
         *,
         num_frames: int = 8,
         without_answer: WithoutAnswer = "raise",
-        neutral: float = 0.5,
     ) -> None:
         super().__init__(intermediate_reward=0.0)
         self._show, self._num_frames = show, num_frames
-        self._rewards = Rewards(
-            judge=judge, goal=goal, without_answer=without_answer, neutral=neutral, allowed=("raise", "neutral")
-        )
+        self._rewards = Rewards(judge=judge, goal=goal, without_answer=without_answer)
 
     def forward(self, action: Any, observation: Any) -> float:
         """Returns the score at the end of an episode, and 0 before."""
@@ -55,7 +51,7 @@ class JudgeRubric(TrajectoryRubric):
         """Returns the judge's score of an episode that is over."""
         every = -(-len(trajectory) // self._num_frames)  # rounded up; counted from the end, so that the last is seen
         (value,), _ = self._rewards.ask([[self._show(*step) for step in trajectory[::-1][::every][::-1]]])
-        assert value is not None, "only raise and neutral are allowed"
+        assert value is not None, "None is not allowed"
         return value
 
     def compute_step_rewards(self) -> list[float]:

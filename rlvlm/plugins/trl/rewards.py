@@ -33,7 +33,7 @@ def judge_or_none(
     Raises:
         UsageError: when called, a goal is missing.
     """
-    rewards = Rewards(judge=judge, goal=goal, without_answer="none")
+    rewards = Rewards(judge=judge, goal=goal, without_answer=None, takes_none=True)
 
     async def judged_or_none(prompts: list[Any], completions: list[Completion], **columns: Any) -> list[float | None]:
         # besides columns, TRL passes on objects of its own: its state, and functions for logging

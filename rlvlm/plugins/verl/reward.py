@@ -33,9 +33,7 @@ class RewardKwargs:
     judge: str = ""
     """Name of the judge at the server; empty takes its first."""
     without_answer: WithoutAnswer = "raise"
-    """raise: `JudgeUnavailable`; neutral: `neutral`."""
-    neutral: float = 0.5
-    """Reward for `without_answer neutral`, in [0, 1]."""
+    """raise: `JudgeUnavailable`; a number in [0, 1]: that reward."""
 
 
 async def compute_score(
@@ -69,14 +67,11 @@ async def compute_score(
         )
     clip = load_object(kwargs.show, "reward_kwargs.show")(solution_str, ground_truth, info)
     (value,), (status,) = await _rewards(kwargs).ask_async([clip], [goal])
-    assert value is not None, "only raise and neutral are allowed"
+    assert value is not None, "None is not allowed"
     return {"score": value, "judge_answered": float(status == "ok")}
 
 
 @functools.cache
 def _rewards(kwargs: RewardKwargs) -> Rewards:
     # one for all rows of a process: its judge holds the connections, and gathers what is asked at the same time
-    judge = Judge(kwargs.url, kwargs.token, name=kwargs.judge)
-    return Rewards(
-        judge=judge, without_answer=kwargs.without_answer, neutral=kwargs.neutral, allowed=("raise", "neutral")
-    )
+    return Rewards(judge=Judge(kwargs.url, kwargs.token, name=kwargs.judge), without_answer=kwargs.without_answer)

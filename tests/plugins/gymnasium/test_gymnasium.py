@@ -4,30 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frameworks import needs, run, snippet
+from frameworks import Faulty, needs, run, snippet
 from lamp import Lamp
 
 import rlvlm
-from rlvlm.core.errors import JudgeUnavailable, UsageError
-from rlvlm.core.judging import Score, Status
+from rlvlm.core.errors import UsageError
+from rlvlm.core.judging import Status
 from rlvlm.plugins.gymnasium.reward import JudgeReward
 from rlvlm.testing import FakeJudge
-
-
-class Counted(FakeJudge):
-    """Notes how many images each clip had, and lets some questions meet no answer."""
-
-    def __init__(self, *statuses: Status) -> None:
-        super().__init__()
-        self.lengths: list[int] = []
-        self.statuses = list(statuses)
-
-    def score(self, clips):
-        self.lengths += [len(clip.frames) for clip in clips]
-        scores = super().score(clips)
-        for index, status in enumerate(self.statuses[: len(scores)]):
-            scores[index] = Score(status=status, value=None, stamp=self.stamp)
-        return scores
 
 
 def played(judge, per, **settings) -> list[tuple[float, dict]]:
@@ -45,7 +29,7 @@ def played(judge, per, **settings) -> list[tuple[float, dict]]:
     [("step", range(6), [1] * 6), (4, (3, 5), [5, 3]), ("episode", (5,), [7])],
 )
 def test_the_reward_is_the_judges_score_and_the_envs_stays_in_info(per, due, lengths) -> None:
-    judge = Counted()
+    judge = Faulty()
     steps = played(judge, per, num_frames=7)
     # by hand: the level after step t is 3 + t of 8; the fake judge sees it as brightness
     for t, (reward, info) in enumerate(steps):
@@ -56,23 +40,18 @@ def test_the_reward_is_the_judges_score_and_the_envs_stays_in_info(per, due, len
 
 
 def test_a_long_clip_is_cut_to_its_first_last_and_evenly_between() -> None:
-    judge = Counted()
+    judge = Faulty()
     played(judge, "episode", num_frames=3)
     assert judge.lengths == [3]
 
 
-def test_a_missing_answer_ends_the_run_or_is_neutral() -> None:
-    with pytest.raises(JudgeUnavailable, match="1 of 1 clips: invalid") as raised:
-        played(Counted(Status.INVALID), "episode")
-    assert "without_answer neutral" in raised.value.fix
-    reward, info = played(Counted(Status.FAILED), "episode", without_answer="neutral")[-1]
+def test_a_missing_answer_is_worth_what_the_user_says_and_info_says_why() -> None:
+    reward, info = played(Faulty(Status.FAILED), "episode", without_answer=0.5)[-1]
     assert reward == 0.5 and info["judge_status"] == "failed" and info["env_reward"] == 1.0
 
 
 def test_wrong_arguments_are_refused_at_once() -> None:
     judge, dark = rlvlm.Judge.local(FakeJudge()), Lamp()
-    with pytest.raises(ValueError, match="raise or neutral here, got 'none'"):
-        JudgeReward(dark, judge, "brighter", without_answer="none")
     with pytest.raises(ValueError, match="per must be"):
         JudgeReward(dark, judge, "brighter", per=0)
     dark.render_mode = None

@@ -1,17 +1,20 @@
-"""A judge's score as a processor step of LeRobot, in a pipeline of LeRobot's own."""
+"""A judge's score as a processor step of LeRobot, in pipelines of LeRobot's own."""
 
 from pathlib import Path
 
 import pytest
 from frameworks import needs, run, snippet
 
+pytestmark = [
+    needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312"),
+    pytest.mark.slow,
+]
 
-@needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312")
-@pytest.mark.slow
+
 def test_the_page_puts_a_judge_in_place_of_the_classifier(tmp_path: Path) -> None:
     before = """
+import types
 import numpy as np
-import torch
 import rlvlm
 from lerobot.processor import (
     AddBatchDimensionProcessorStep, DataProcessorPipeline, DeviceProcessorStep, VanillaObservationProcessorStep
@@ -36,17 +39,40 @@ try:
     seen(0, done=True, cameras=("front", "wrist"))
 except rlvlm.core.errors.UsageError as error:
     print(error)
-step._rewards.judge.score = lambda *_: (_ for _ in ()).throw(rlvlm.core.errors.JudgeUnavailable("it was killed"))
-try:
-    seen(0, done=True)
-except rlvlm.core.errors.JudgeUnavailable as error:
-    print(error)
-object.__setattr__(step._rewards, "without_answer", "none")
+silent = lambda clips: rlvlm.judges.client.Scores([None], ["failed"])  # what a missing answer is with None
+step._rewards = types.SimpleNamespace(ask=silent)
 print(seen(0, done=True))
 """
     said = run("lerobot312", before + snippet("LeRobot") + after, tmp_path).splitlines()
-    assert said[0] == "True"
     success = "(1.0, True, {'env_reward': 0.25, 'judge_score': 1.0})"
-    assert said[1] == f"{success} {success} (0.25, True, {{'env_reward': 0.25, 'judge_score': 0.2}})"
+    assert said[:2] == ["True", f"{success} {success} (0.25, True, {{'env_reward': 0.25, 'judge_score': 0.2}})"]
     assert said[2] == "5" and "the judge needs one camera, got no name; there are" in said[3]
-    assert said[4] == "it was killed" and said[-1] == "(0.25, True, {'env_reward': 0.25, 'judge_score': None})"
+    assert said[4] == "(0.25, True, {'env_reward': 0.25, 'judge_score': None})"
+
+
+def test_a_judge_rewards_gym_hils_simulated_arm_through_gym_manipulator(tmp_path: Path) -> None:
+    before = """
+import gym_hil, gymnasium as gym, torch
+from lerobot.envs import HILSerlRobotEnvConfig
+from lerobot.processor import create_transition
+from lerobot.rl.gym_manipulator import make_processors, step_env_and_process_transition
+env = gym.make("gym_hil/PandaPickCubeBase-v0", image_obs=True, render_mode="rgb_array")
+env_processor, action_processor = make_processors(env, None, HILSerlRobotEnvConfig(name="gym_hil"))
+"""
+    after = """
+step.camera = "observation.images.front"
+observation, info = env.reset(seed=0)
+env_processor.reset()
+transition = env_processor(create_transition(observation=observation, info=info))
+for t in range(2, 11):
+    move = torch.zeros(env.action_space.shape)
+    transition = step_env_and_process_transition(env, transition, move, env_processor, action_processor)
+    bright = float(transition["observation"]["observation.images.front"].mean())
+    told = transition["info"].get("judge_score")
+    print(t, told is not None, told is None or abs(told - bright) < 0.01, float(transition["reward"]))
+    step.success_threshold = bright / 2 if t > 5 else 1.0
+print(bool(transition["done"]), transition["info"]["env_reward"])
+"""
+    said = run("lerobot312", before + snippet("LeRobot") + after, tmp_path).splitlines()
+    # every fifth transition is asked about, the first of them that of the reset; the tenth passes the threshold
+    assert said[:-1] == [f"{t} {t % 5 == 0} True {float(t == 10)}" for t in range(2, 11)] and said[-1] == "True 0.0"

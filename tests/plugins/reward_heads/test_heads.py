@@ -19,6 +19,7 @@ from rlvlm.judges.build import abilities_of, build_judge
 from rlvlm.judges.config import JudgeConfig, backends
 from rlvlm.judges.numeric import NumericJudge
 from rlvlm.plugins.reward_heads import robometer, rynnvalue
+from rlvlm.reports.options import BenchOptions, parse_judged
 from rlvlm.testing import check_judge
 
 CLIP = Clip(goal="open the drawer", frames=np.random.default_rng(0).integers(0, 256, (5, 64, 64, 3), np.uint8))
@@ -113,6 +114,13 @@ def test_a_batch_is_its_clips_one_by_one_and_eight_frames_are_shown(folders: dic
     long = replace(CLIP, frames=np.random.default_rng(1).integers(0, 256, (20, 32, 32, 3), np.uint8))
     picked = replace(long, frames=long.frames[np.linspace(0, 19, 8).round().astype(int)])
     assert judge.score([long])[0].value == pytest.approx(judge.score([picked])[0].value, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["robometer", "rynnvalue"])
+def test_the_presets_of_app_files_are_these_judges(folders: dict[str, Path], name: str) -> None:
+    words = ["--judge.preset", f"{name}_4b", "--judge.model", str(folders[name]), "--judge.dtype", "float32"]
+    config = parse_judged(BenchOptions, words, "rlvlm judge-bench").judge
+    assert config.backend == name and build_judge(config).score([CLIP])[0].status is Status.OK
 
 
 def test_tokens_stand_where_the_authors_put_them(folders: dict[str, Path]) -> None:
