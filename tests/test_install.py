@@ -68,7 +68,8 @@ def test_nothing_of_the_kit_imports_torch_ray_or_a_simulator() -> None:
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(install, "is_missing", lambda module: True)
     judge = ["judge-bench", "push_block", "--out", str(tmp_path / "bench")]
-    for command in (["run", "drawer_open"], ["serve", "pocket"], judge):
+    preset = ["judge-bench", "--judge.preset", "roboreward_8b", "--out", str(tmp_path / "bench")]
+    for command in (["run", "drawer_open"], ["serve", "pocket"], judge, preset):
         assert main(command) == 3
         assert 'fix: pip install "rlvlm[train]"' in capsys.readouterr().err
     assert not any(tmp_path.iterdir()), "nothing was begun"

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-from rlvlm.core.console.arguments import parse
+from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.errors import EXIT_DONE, JudgeUnavailable, MachineError, UsageError, first_line
 from rlvlm.core.guests import guest_of
 from rlvlm.judges.config import JudgeConfig, backends
 from rlvlm.vlms.config import MODEL_FILES
+from rlvlm.vlms.files import download_note, is_here
 
 CHAT_BACKENDS = ("transformers", "vllm")
 """Backends whose models are tried without memory for their weights; the other models are small and are loaded."""
@@ -91,6 +92,8 @@ def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
         raise MachineError("HF_HUB_OFFLINE is set, so nothing is fetched", "unset HF_HUB_OFFLINE")
     target = to.expanduser().absolute() if to else None
     try:
+        if to is not None or not is_here(model, revision):
+            print_progress(download_note(JudgeConfig(backend="transformers", model=model, revision=revision)))
         folder = snapshot_download(model, revision=revision or None, allow_patterns=list(MODEL_FILES), local_dir=target)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         what = f"the hub has no {f'{model} at {revision}' if revision else model} that you may read"
@@ -103,15 +106,6 @@ def fetch(model: str, revision: str, to: Path | None) -> tuple[Path, str]:
         fix = "run it where there is a network, such as a login node; partial downloads are kept"
         raise MachineError(what, fix) from error
     return Path(folder), str(target) if target else model
-
-
-def is_here(model: str, revision: str) -> bool:
-    """Returns whether `model` is a folder, or is in the hub's cache."""
-    if Path(model).expanduser().is_dir():
-        return True
-    return model.count("/") == 1 and isinstance(
-        try_to_load_from_cache(model, "config.json", revision=revision or None), str
-    )
 
 
 def _try(name: str, revision: str, backend: str) -> int:

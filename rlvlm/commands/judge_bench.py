@@ -10,7 +10,7 @@ from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import UsageError
 from rlvlm.core.guests import guest_of, load, with_guests
 from rlvlm.core.trust import check_folder, foreign_code
-from rlvlm.reports.options import BenchOptions, FreezeOptions
+from rlvlm.reports.options import BenchOptions, FreezeOptions, parse_judged
 from rlvlm.runs.folder import check_trust
 
 _TABLE = "judge-bench table"
@@ -47,13 +47,13 @@ def command(words: Sequence[str], prog: str) -> int:
         from rlvlm.reports.judge_bench import freeze_bench
 
         return freeze_bench(frozen)
-    bench = parse(BenchOptions, words, prog)
+    bench = parse_judged(BenchOptions, words, prog)
     if bench.player is not None:
         check_trust([bench.player], trust=bench.trust)
     _check_suite(bench.suite, trust=bench.trust)
-    from rlvlm.reports.judge_bench import bench_judge
+    from rlvlm.reports.judge_bench import bench_judge, bench_published
 
-    return bench_judge(bench)
+    return bench_published(bench) if bench.preset and bench.suite == "tiny" else bench_judge(bench)
 
 
 def _check_suite(suite: str, *, trust: bool) -> None:

@@ -1,7 +1,6 @@
 """`rlvlm serve`: finds an app file by name, or a run's policy, loads its apps, and shows them until Ctrl-C."""
 
 import base64
-import difflib
 import json
 import os
 import tempfile
@@ -26,16 +25,14 @@ from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_table
-from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.core.guests import FOLDER as GUESTS
 from rlvlm.envs.registry import make_env, task_env, task_goal
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.preflight import check_before_play, port_is_free
 from rlvlm.runs.ray_session import ray_session
-from rlvlm.serving.app_file import AppFile, PolicyEntry, read_app_file
+from rlvlm.serving.app_file import AppFile, PolicyEntry, app_files, find_app, read_app_file
 from rlvlm.serving.apps import running_apps, unhealthy
 from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
 from rlvlm.serving.guard import make_token, read_token
@@ -44,7 +41,6 @@ from rlvlm.vlms.stills import to_png
 REPORT_S = 15.0
 """Interval in seconds after which a progress line is repeated if there is no terminal."""
 WATCH_S = 1.0
-FOLDER = "serve_apps"
 _POLICY_APP = "policy"
 
 
@@ -250,36 +246,6 @@ def example_question(folder: Path) -> dict[str, Any]:
         question[side] = [base64.b64encode((folder / f"{side}.png").read_bytes()).decode()]
     env.close()
     return question
-
-
-def find_app(name: str) -> AppFile:
-    """Returns the app file of that name in the folder of app files, or at that path.
-
-    Raises:
-        UsageError: there is none, or its content breaks a rule.
-    """
-    if name.endswith((".yaml", ".yml")):
-        return read_app_file(Path(name))
-    known = app_files()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean rlvlm serve {near[0]}?" if near else "rlvlm serve --list"
-        raise UsageError(f"there is no app {name!r}; apps: {', '.join(known)}", hint)
-    return read_app_file(known[name])
-
-
-def app_files() -> dict[str, Path]:
-    """Returns app files by name: those of `serve_apps` here, else in the checkout, else in the installed package; and
-    those of the guests.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    for folder in (Path.cwd() / FOLDER, shipped(FOLDER)):
-        if folder.is_dir():
-            files = [*folder.glob("*.yaml"), *GUESTS.glob(f"*/{FOLDER}/*.yaml")]
-            return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
-    raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")
 
 
 def show_list(console: Console) -> None:

@@ -201,7 +201,7 @@ def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:
     }
     if not job.offline or not (policies | judges):
         return  # pocket models ship, and others may be fetched by the job itself
-    from rlvlm.commands.fetch import is_here  # imports the hub's client
+    from rlvlm.vlms.files import is_here  # imports the hub's client
 
     for model, revision in sorted(policies | judges):
         if not is_here(model, revision):

@@ -29,9 +29,9 @@ _here: set[str] = set()
 """Marks that were trusted in this process: they count even if no record can be kept."""
 
 
-def record_file() -> Path:
-    """Returns the user's record on this machine: `$XDG_STATE_HOME/rlvlm/trusted.txt`, by default in ~/.local/state."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "rlvlm" / "trusted.txt"
+def record_file(name: str = "trusted.txt") -> Path:
+    """Returns a record of the user's on this machine: `$XDG_STATE_HOME/rlvlm/NAME`, by default in ~/.local/state."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "rlvlm" / name
 
 
 def foreign_code(names: Iterable[str]) -> list[str]:

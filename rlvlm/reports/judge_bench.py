@@ -20,7 +20,7 @@ from rlvlm.judge_bench.asking import Reference
 from rlvlm.judge_bench.attempts import ATTEMPTS_ASKED, LINE_ASKED
 from rlvlm.judge_bench.bench import Measured, freeze, make_task, measure, require_goals, summarise
 from rlvlm.judge_bench.hacked import SUFFIX as HACKED_SUFFIX
-from rlvlm.judge_bench.hacked import write_suite
+from rlvlm.judge_bench.hacked import shipped_suites, write_suite
 from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
 from rlvlm.judge_bench.price import Price, price_of
 from rlvlm.judge_bench.rows import ROW_FILE
@@ -39,7 +39,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.pages.answers import ANSWERS_FILE
 from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
 from rlvlm.pages.page import page, print_sections
-from rlvlm.reports.options import BenchOptions, FreezeOptions
+from rlvlm.reports.options import BenchOptions, FreezeOptions, pin_judge
 from rlvlm.runs.folder import find_folder
 from rlvlm.serving.config import PageConfig
 from rlvlm.serving.label_page import person_judge
@@ -76,6 +76,8 @@ def bench_judge(options: BenchOptions) -> int:
     _check_packages(wanted)
     if reference == "none":
         check_reachable(config)  # before minutes are spent on playing episodes
+        config = pin_judge(options, _say).judge
+        options = replace(options, judge=config)
     make_output_folder(out)
     curve_runs = read_curve(options.curve or CURVE_FILE)
     if config.is_human and reference == "none" and wanted.frozen is None:
@@ -122,6 +124,23 @@ def bench_judge(options: BenchOptions) -> int:
     print_sections(sections)
     console.print(f"\nrow, answers and page: {out / 'bench.html'}")
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def bench_published(options: BenchOptions) -> int:
+    """Measures a judge on `tiny`, frozen into `out`/tiny.zip, for which its folder gets an entry for a table of judges,
+    and on the hacked suites that ship, each in a folder of `out`. Returns the exit code; raises as `bench_judge` does.
+    """
+    if options.reference == "none":
+        check_reachable(options.judge)
+    make_output_folder(options.out)
+    frozen = options.out / f"tiny{SUFFIX}"
+    if not frozen.exists():
+        freeze_bench(FreezeOptions(suite="tiny", out=frozen))
+    for suite in (str(frozen), *shipped_suites()):
+        folder, name = options.out / Path(suite).stem, options.name or options.preset
+        if code := bench_judge(replace(options, suite=suite, out=folder, name=name)):
+            return code
+    return EXIT_DONE
 
 
 def _print_price(suite: Suite, judge: Judge | Reference, options: BenchOptions, frames: int) -> int:
@@ -231,6 +250,7 @@ def freeze_bench(options: FreezeOptions) -> int:
         raise UsageError(
             f"{options.suite} is frozen already", "name a suite, or write its questions with --questions-only"
         )
+    _check_packages(wanted)
     make_output_folder(out.parent)
     archive = freeze(
         wanted,

@@ -1,12 +1,14 @@
 """Options of `rlvlm judge-bench`, `judge-bench freeze` and `rlvlm score`, as parsed from the command line."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
 from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.console.arguments import parse, value_of
 from rlvlm.core.leads import FilePath
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.judge_bench.archive import MAX_FRAMES
@@ -22,6 +24,9 @@ class BenchOptions:
     hacked_drawer_open, episodes with which policies fooled judges; or comma-separated tasks; or the folder of a
     LeRobot data set with `next.success`, `is_success` or `success`; or a file of `harvest` or `freeze`."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
+    preset: Annotated[str, tyro.conf.arg(name="judge.preset")] = ""
+    """App of `rlvlm serve --list` whose judge is asked, as it is published; other --judge.* change it. Its commit and
+    files are noted at the first download, and others refused later."""
     reference: Literal["none", "oracle", "random", "left"] = "none"
     """Baseline that answers instead of the judge: the truth, chance, or always the first image (and 0.5)."""
     out: Path = Path("judge_bench")
@@ -112,6 +117,9 @@ class ScoreOptions:
     """LeRobot data set, LIBERO's HDF5 files, a folder of `rlvlm collect`, a folder of MP4 videos with sentences
     (clip.txt beside clip.mp4, or metadata.csv or .jsonl with file_name, goal and success), or one video."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
+    preset: Annotated[str, tyro.conf.arg(name="judge.preset")] = ""
+    """App of `rlvlm serve --list` whose judge is asked, as it is published; other --judge.* change it. Its commit and
+    files are noted at the first download, and others refused later."""
     app: str = ""
     """Name of a running Serve app on the cluster of RAY_ADDRESS that judges instead of --judge.*."""
     goal: str = ""
@@ -152,3 +160,38 @@ class ScoreOptions:
         check_least(self, "--", 0, "preflight")
         if not self.ask:
             raise ValueError("--ask needs progress, success or pairs, got nothing")
+
+
+Options = TypeVar("Options", BenchOptions, ScoreOptions)
+
+
+def parse_judged(kind: type[Options], words: Sequence[str], prog: str) -> Options:
+    """Parses the options of a command that asks a judge, beginning with the judge of `--judge.preset`; raises as
+    `parse`, and UsageError if there is no such preset.
+    """
+    if not (name := value_of("--judge.preset", words)):
+        return parse(kind, words, prog)
+    from rlvlm.serving.app_file import preset_judge
+
+    # what has no default of its own must still be given
+    needed = {each.name: tyro.MISSING for each in fields(kind) if each.default is each.default_factory is MISSING}
+    return parse(kind, words, prog, default=kind(**needed, judge=preset_judge(name)))
+
+
+def pin_judge(options: Options, log: Callable[[str], None]) -> Options:
+    """Returns the options with the commit of a preset's weights, which are on disk then.
+
+    Raises:
+        MachineError: a package or room on the disk is missing.
+        JudgeUnavailable: the weights cannot be had, or are others than at the first download.
+    """
+    config = options.judge
+    is_hub_model = config.wants_weights and not config.is_random and not Path(config.model).expanduser().is_dir()
+    if not options.preset or not is_hub_model:
+        return options
+    from rlvlm.judges.build import check_installed
+
+    check_installed(config)
+    from rlvlm.vlms.files import pinned  # the hub's client, which the judge's kit does not have
+
+    return replace(options, judge=replace(config, revision=pinned(config, log)))

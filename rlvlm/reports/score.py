@@ -17,6 +17,7 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from rlvlm.core.console.arguments import print_progress
 from rlvlm.core.console.screen import Screen, clock
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.console.tables import plain_console
@@ -40,7 +41,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.pages.page import page, print_sections
 from rlvlm.pages.score import DataSummary, ScoredData
 from rlvlm.reports.contact_sheet import folder_env
-from rlvlm.reports.options import ScoreOptions
+from rlvlm.reports.options import ScoreOptions, pin_judge
 from rlvlm.runs.preflight import cluster_address
 from rlvlm.serving.config import PageConfig, PlacementConfig
 from rlvlm.serving.label_page import person_judge
@@ -99,6 +100,7 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
         check_train("--app, a Serve app,")
     else:
         check_reachable(config)  # before anything is written
+        options = pin_judge(options, print_progress)
     make_output_folder(out)
     console = plain_console(soft_wrap=True)
     data = _look_through(recordings, asked)

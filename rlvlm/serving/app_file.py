@@ -1,5 +1,6 @@
 """The app file: YAML for `serve deploy` with one or more judges and their HTTP server. Read without starting Ray."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -7,14 +8,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_text
+from rlvlm.core.guests import FOLDER as GUESTS
 from rlvlm.core.yaml_text import read_yaml
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.serving.config import DEFAULT_PORT, LOOPBACK_NAMES, HttpConfig, PlacementConfig
 
 MAX_FILE_BYTES = 100_000
+FOLDER = "serve_apps"
 
 
 class Part(BaseModel):
@@ -199,3 +203,50 @@ def read_app_file(path: Path) -> AppFile:
         route_prefix=gateway.route_prefix,
         http=gateway.args.http,
     )
+
+
+def find_app(name: str) -> AppFile:
+    """Returns the app file of that name in the folder of app files, or at that path.
+
+    Raises:
+        UsageError: there is none, or its content breaks a rule.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_app_file(Path(name))
+    known = app_files()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean rlvlm serve {near[0]}?" if near else "rlvlm serve --list"
+        raise UsageError(f"there is no app {name!r}; apps: {', '.join(known)}", hint)
+    return read_app_file(known[name])
+
+
+def app_files() -> dict[str, Path]:
+    """Returns app files by name: those of `serve_apps` here, else in the checkout, else in the installed package; and
+    those of the guests.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    for folder in (Path.cwd() / FOLDER, shipped(FOLDER)):
+        if folder.is_dir():
+            files = [*folder.glob("*.yaml"), *GUESTS.glob(f"*/{FOLDER}/*.yaml")]
+            return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+    raise UsageError(f"there is no folder {FOLDER} here", "give the path of an app file: rlvlm serve FILE.yaml")
+
+
+def preset_judge(name: str) -> JudgeConfig:
+    """Returns the settings of the judge of an app file; of a file with several, `name` is that of a judge's app.
+
+    Raises:
+        UsageError: there is none, or a file breaks a rule.
+    """
+    known: dict[str, JudgeConfig] = {}
+    for stem, path in app_files().items():
+        judges = read_app_file(path).judges
+        known |= {stem: judges[0].judge} if len(judges) == 1 else {entry.app: entry.judge for entry in judges}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean --judge.preset {near[0]}?" if near else "rlvlm serve --list"
+        raise UsageError(f"there is no preset {name!r} of a judge; presets: {', '.join(known)}", hint)
+    return known[name]

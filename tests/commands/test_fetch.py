@@ -1,4 +1,4 @@
-"""`rlvlm fetch` against a hub on the loopback address, with real models of random weights."""
+"""`rlvlm fetch` and presets of judges against a hub on the loopback address, with real models of random weights."""
 
 import hashlib
 import http.server
@@ -12,6 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from rlvlm.cli import main
+from rlvlm.core.trust import record_file
+from rlvlm.judge_bench.bench import freeze
+from rlvlm.judge_bench.suites import Suite
+from rlvlm.judges.build import build_judge
+from rlvlm.reports.options import BenchOptions, parse_judged
+from rlvlm.testing import check_judge
 
 NAME = "owner/tiny-qwen3-vl"
 COMMIT = hashlib.sha1(b"the only commit").hexdigest()
@@ -28,8 +36,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         files = {file.name: file for file in self.folder.iterdir()}
-        if re.fullmatch(f"/api/models/{NAME}/revision/(main|{COMMIT})", path):
-            self._send(json.dumps({"id": NAME, "sha": COMMIT, "siblings": []}).encode())
+        if re.fullmatch(f"/api/models/{NAME}(/revision/(main|{COMMIT}))?", path):
+            sizes = [{"rfilename": name, "size": file.stat().st_size} for name, file in files.items()]
+            self._send(json.dumps({"id": NAME, "sha": COMMIT, "siblings": sizes}).encode())
         elif path == f"/api/models/{NAME}/tree/{COMMIT}":
             entries = [
                 {"type": "file", "path": name, "size": file.stat().st_size, "oid": "0"} for name, file in files.items()
@@ -64,11 +73,15 @@ def hub(tiny_vlms: dict[str, Path]) -> Iterator[str]:
         server.shutdown()
 
 
-def fetch(home: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess[str]:
+def rlvlm(home: Path, endpoint: str, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     known |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "COLUMNS": "300"}
-    command = [sys.executable, "-m", "rlvlm.cli", "fetch", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=known, timeout=300)
+    command = [sys.executable, "-m", "rlvlm.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=known, timeout=300, cwd=cwd)
+
+
+def fetch(home: Path, endpoint: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return rlvlm(home, endpoint, "fetch", *words)
 
 
 @pytest.mark.slow
@@ -76,6 +89,7 @@ def test_a_model_fetched_by_name_loads_without_the_hub(hub: str, tmp_path: Path)
     ended = fetch(tmp_path, hub, NAME)
     assert ended.returncode == 0, ended.stderr
     assert f"--judge.model {NAME}" in ended.stdout and "loads without a network" in ended.stdout
+    assert "MiB to download" in ended.stderr
     snapshot = next((tmp_path / "hub").glob(f"*/snapshots/{COMMIT}"))
     next(snapshot.glob("*.safetensors")).unlink()  # what is here is not fetched again, so the loss is found
     ended = fetch(tmp_path, "http://127.0.0.1:9", NAME)
@@ -108,3 +122,53 @@ def test_a_failed_fetch_is_reported_with_its_fix(
     result = fetch(tmp_path, hub if reachable else "http://127.0.0.1:9", *words)
     assert result.returncode == code, result.stderr
     assert message in result.stderr and "Traceback" not in result.stderr and not result.stdout
+
+
+APP = f"""
+applications:
+  - name: small
+    import_path: rlvlm.serving.deployments:judge_app
+    args: {{judge: {{backend: transformers, model: {NAME}, score: statement, dtype: float32}}}}
+  - {{name: gate, import_path: "rlvlm.serving.ingress:gateway_app", args: {{http: {{judges: [small]}}}}}}
+"""
+
+
+@pytest.mark.slow
+def test_a_preset_says_what_it_downloads_and_refuses_other_files_later(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "serve_apps").mkdir()
+    (tmp_path / "serve_apps" / "small.yaml").write_text(APP)
+    suite = Suite(name="small", tasks=("push_block",), episodes=4, pairs=2, videos=1, controls=1, tracks=0)
+    freeze(suite, tmp_path / "few.zip", num_frames=2, size_px=48, asks_turns=False, seed=0)
+    bench = ["judge-bench", "few.zip", "--judge.preset", "small", "--out", "bench", "--name", "a small one"]
+    ended = rlvlm(tmp_path / "home", hub, *bench, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.index(f"{NAME} at {COMMIT}: "), ended.stdout.index("of memory"), ended.stdout.index("noted in")
+    assert (
+        said == tuple(sorted(said)) and json.loads(record_file("models.json").read_text())[NAME]["revision"] == COMMIT
+    )
+    entry = json.loads((tmp_path / "bench" / "entry.json").read_text())
+    assert entry["name"] == "a small one" and entry["judge"]["revision"] == COMMIT
+    weights = next((tmp_path / "home").glob(f"hub/*/snapshots/{COMMIT}/*.safetensors"))
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:-4] + b"\0\0\0\1")
+    ended = rlvlm(tmp_path / "home", "http://127.0.0.1:9", *bench, cwd=tmp_path)
+    assert ended.returncode == 5 and f"was downloaded as commit {COMMIT} with files" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["roboreward_8b", "topreward_qwen3vl_8b", "vlac"])
+def test_an_app_files_judge_answers_with_small_weights_of_its_layout(name: str, tiny_vlms: dict[str, Path]) -> None:
+    words = ["--judge.preset", name, "--judge.model", str(tiny_vlms["qwen3_vl"]), "--judge.dtype", "float32"]
+    config = parse_judged(BenchOptions, words, "rlvlm judge-bench").judge
+    assert config.score in ("rubric", "statement", "delta") and config.dtype == "float32"
+    check_judge(build_judge(config))
+
+
+def test_a_preset_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["judge-bench"], ["score", "films"]):
+        assert main([*command, "--judge.preset", "robometr"]) == 2
+        assert "roboreward_8b" in " ".join(capsys.readouterr().err.split())

@@ -9,9 +9,9 @@ from tiny_run import box_words
 
 from rlvlm.cli import main
 from rlvlm.commands import serve
-from rlvlm.commands.serve import REPORT_S, Progress, find_app
+from rlvlm.commands.serve import REPORT_S, Progress
 from rlvlm.core.errors import UsageError
-from rlvlm.serving.app_file import AppFile
+from rlvlm.serving.app_file import AppFile, find_app
 
 REPOSITORY = Path(__file__).parents[2]
 
