@@ -94,7 +94,7 @@ def test_a_perturbed_expert_demonstrates_recoveries():
             assert current != target
 
 
-def test_without_an_expert_it_is_said_how_to_begin():
+def test_without_an_expert_a_hint_says_how_to_begin():
     place = slot()
     place.env.has_expert = False
     with pytest.raises(UsageError, match="no scripted expert") as caught:

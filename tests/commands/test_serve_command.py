@@ -44,7 +44,7 @@ def test_a_path_works_as_a_name(started):
     assert started[0].judges[0].judge.score == "delta"
 
 
-def test_the_list_names_every_app_with_its_model_and_what_it_takes(started, capsys):
+def test_the_list_names_every_app_with_its_model_and_gpus(started, capsys):
     assert main(["serve", "--list"]) == 0
     shown = capsys.readouterr().out
     for name in ("pocket", "primo_r1", "two_judges_one_card", "VLAC", "0.5 GPU", "PRIMO-R1 scores"):
@@ -74,7 +74,7 @@ def test_names_cannot_lead_out_of_the_folder():
         find_app("x/../../etc/passwd")
 
 
-def test_a_port_in_use_and_a_loose_token_are_said_before_anything_starts(tmp_path, monkeypatch):
+def test_a_port_in_use_and_a_loose_token_are_reported_before_anything_starts(tmp_path, monkeypatch):
     import socket
 
     from rlvlm.core.errors import MachineError
@@ -101,7 +101,7 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
-def test_each_new_thing_is_a_line_and_what_lasts_is_repeated(clock):
+def test_each_new_state_is_a_line_and_a_lasting_one_is_repeated(clock):
     log = io.StringIO()
     progress = Progress(Console(file=log, soft_wrap=True))
     progress.say("starting Ray")

@@ -229,7 +229,7 @@ exit 1
 
 
 @pytest.mark.parametrize(("last", "codes"), [("0", [1, 0]), ("1", [1, 1])])
-def test_a_sweep_comes_back_likewise_and_is_reported_at_its_end(
+def test_a_lost_sweep_is_resumed_and_reported_at_its_end(
     last: str, codes: list[int], slurm: Path, tmp_path: Path
 ) -> None:
     """Runs that failed are tried once more; those that fail again are in the report with their cause."""

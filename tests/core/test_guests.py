@@ -114,7 +114,7 @@ def nearest(candidates, count):
 """
 
 
-def test_a_short_name_of_a_guest_stands_for_an_object_of_ones_own(install: Install) -> None:
+def test_a_guests_short_name_stands_for_an_object_of_its_own(install: Install) -> None:
     install("guest_in_test_d", OBJECTS.format(name="guest_in_test_d"), TEACHER)
     assert StepRewardConfig(teacher="patient").teacher == "patient"
     with pytest.raises(ValueError, match="did you mean patient"):

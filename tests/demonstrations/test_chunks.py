@@ -58,7 +58,7 @@ def test_a_stopped_collection_goes_on_as_if_it_had_not_been(tmp_path: Path) -> N
     assert collect(make(), Perturbation(noise=0.05), parts, 1, seed=1) == 1, "another seed adds its own"
 
 
-def test_a_script_that_is_led_astray_shows_how_to_go_on() -> None:
+def test_a_perturbed_script_demonstrates_recoveries() -> None:
     one = make(64)
     records = list(play_episodes(one, Perturbation(p_perturb=0.4), "push_block", wanted=6, seed=0))
     assert {record.player for record in records} == {"script-perturb-0.4"}

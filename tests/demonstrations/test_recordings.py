@@ -162,7 +162,7 @@ def test_a_camera_of_depth_is_not_judged_by_default(tmp_path: Path, about: dict[
         read(alone)
 
 
-def test_depth_that_is_not_said_to_be_is_refused_and_not_shown_as_black(tmp_path: Path) -> None:
+def test_undeclared_depth_is_refused_and_not_shown_as_black(tmp_path: Path) -> None:
     (episode,) = read(write_images(tmp_path / "data", {"a": {}, "b": {}}, {"a": FAR, "b": RED}, numbers=True))
     with pytest.raises(UsageError, match="grey of 16 bits.* name a camera in colour"):
         episode.images(np.arange(4))
@@ -181,7 +181,7 @@ def test_images_without_states_and_actions_are_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fps", [0, -1, float("inf")])
-def test_a_rate_that_is_none_is_refused(tmp_path: Path, fps: float) -> None:
+def test_a_rate_that_is_no_number_is_refused(tmp_path: Path, fps: float) -> None:
     write_lerobot(tmp_path / "set", "v2.1", [trajectory(5)], "video")
     info = tmp_path / "set/meta/info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"fps": fps}))

@@ -115,7 +115,7 @@ def test_a_judge_of_pairs_sees_the_path_on_the_last_image_alone() -> None:
     assert (drawn[1] != without[1]).any()
 
 
-def test_a_bench_paints_each_sides_own_path_on_its_last_image_and_refuses_what_it_cannot(tmp_path: Path) -> None:
+def test_a_bench_paints_each_sides_own_path_on_its_last_image(tmp_path: Path) -> None:
     suite = Suite(name="x", tasks=("push_block",), episodes=6, pairs=4, videos=2, controls=1, tracks=1)
     shown = []
     for draws in (False, True):

@@ -148,7 +148,7 @@ def test_a_checkpoint_has_the_images_it_needs_and_old_ones_go(tmp_path: Path) ->
     assert not (tmp_path / "5" / "pixels.bin").exists()
 
 
-def test_the_file_is_written_anew_without_what_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_rewritten_without_dropped_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvlm.envs.pixels._WASTE_BYTES", 0)
     store, owner = PixelStore(), Owner()
     snapshots = [store.add(encode([photograph(px)])) for px in (64, 32, 48)]

@@ -47,7 +47,7 @@ def test_an_episode_without_an_answer_is_left_where_it_is() -> None:
     assert {slot.start: slot.is_over for slot in play([number_line()], [7, 8, 9], act)} == {7: True, 8: False, 9: True}
 
 
-def test_slots_driven_as_one_hold_what_each_env_gives_by_itself() -> None:
+def test_slots_driven_together_give_the_same_as_each_env_alone() -> None:
     """Of 32 steps at most, of which the script needs more or fewer."""
     env, rng = PushBlock(ChunkEnvConfig(episode_steps=32), seed=0), np.random.default_rng(0)
     alone = {

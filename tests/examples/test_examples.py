@@ -121,7 +121,7 @@ def test_a_setting_of_its_own_is_an_option_like_any_other(capsys: pytest.Capture
         ("filmed_ball:TASK", "--algo.env-runners 1 --algo.env-workers 2 --algo.num-learners 1"),
     ],
 )
-def test_an_env_in_chunks_of_ones_own_is_trained_and_resumed(
+def test_a_users_own_env_in_chunks_is_trained_and_resumed(
     task: str, where: str, local_ray: None, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"

@@ -28,7 +28,9 @@ def test_both_judges_of_the_example_keep_the_contract_and_know_the_task(backend:
     assert judge.stamp.revision and build_judge(JudgeConfig(backend=backend, both_orders=True)).compare(queries[:1])
 
 
-def test_an_incomplete_judge_is_refused_with_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_judge_is_refused_with_the_missing_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "odd_judges.py").write_text(
         "def nothing(): pass\n"

@@ -65,7 +65,7 @@ def test_attempts_move_the_arm_and_not_the_object(table):
     assert any(not item.success for item in table.items if item.case == DISTURBED)
 
 
-def test_another_goal_names_what_is_in_view(table):
+def test_another_goal_names_an_object_in_view(table):
     items = [item for item in table.items if item.case == "other goal"]
     for item in items:
         colours = item.sides[0][-1][COLOURS : COLOURS + 2].astype(int)

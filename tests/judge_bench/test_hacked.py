@@ -51,9 +51,7 @@ TURNED = [0, 1, 2, 3, 4, 3, 2, 0]
         (range(8), 0.5, 0.8, "ends past half of the way"),
     ],
 )
-def test_a_trick_is_named_by_what_was_measured(
-    moments: Sequence[int], push: float, progress: float, trick: str
-) -> None:
+def test_a_trick_is_named_by_its_measurements(moments: Sequence[int], push: float, progress: float, trick: str) -> None:
     shown = episode(1)
     states = shown.snapshots[moments]
     states[-1, ASKED] += push

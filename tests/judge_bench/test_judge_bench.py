@@ -74,7 +74,7 @@ def test_references_come_in_the_right_order(rows):
     json.dumps(rows, allow_nan=False)
 
 
-def test_items_are_the_same_each_time_and_cover_what_they_promise(made):
+def test_items_are_the_same_each_time_and_cover_every_case(made):
     again = make_items(SMALL, "push_block", task_env("push_block"), PX, 0, False)
     first = made["push_block"]
     assert again.digest == first.digest and again.looks == first.looks
@@ -228,7 +228,7 @@ def test_rows_of_other_items_are_recognised(rows):
     assert [line.split()[1] for line in differences(row, other)] == ["items", "images"]
 
 
-def test_a_run_can_be_taught_by_what_was_measured(tmp_path, rows):
+def test_a_measured_judge_can_teach_a_run(tmp_path, rows):
     (tmp_path / "bench.json").write_text(json.dumps(rows["left"]))
     shares = read_shares(tmp_path / "bench.json", "cartpole")
     assert shares[:, 0, 1].sum() == 0 and shares[:, 1, 0].sum() == 0  # right on the left, wrong on the right, always

@@ -98,7 +98,7 @@ def test_the_range_of_the_expected_success_holds_judges_that_were_left_out():
     assert min(widths) >= 0.05 and np.mean(widths) < 0.7, "no range has no width, and none says nothing"
 
 
-def test_what_a_policy_may_exploit_can_lose_everything():
+def test_an_exploitable_judge_can_lose_everything():
     row = {"task": "push_block", "kind": "scores", "worth": "0.9", "before": "0.5", "success": "0.9"}
     runs = [row | {"worth": str(worth)} for worth in (0.95, 1.0, 1.0)]
     scores = [[0.0] * 20, *[[] for _ in range(9)], [1.0] * 20]

@@ -57,6 +57,6 @@ def test_both_orders_pay_where_a_side_is_preferred_and_not_where_answers_err_ali
     assert first(left=0.0, accuracy=0.75) == "each pair once"
 
 
-def test_nothing_is_said_of_pairs_that_were_asked_once():
+def test_pairs_that_were_asked_once_are_not_judged_for_consistency():
     items, answers = asked([("left", "right")])
     assert remedies(items[:1], answers[:1]) == []

@@ -45,7 +45,7 @@ def scored(row: dict) -> dict:
     return next(one for one in row["prediction"] if one["kind"] == "scores")
 
 
-def test_a_judge_of_ones_own_gets_a_row_a_page_and_its_answers(tmp_path, capsys):
+def test_a_users_own_judge_gets_a_row_a_page_and_its_answers(tmp_path, capsys):
     row = bench(tmp_path / "dim", "--judge.backend", "tests.judge_bench.test_report:dim", "--frames", "4")
     said = capsys.readouterr().out
     assert "accuracy on decided pairs" in said and "Good enough to train with?" in said and "\nWhat is wrong\n" in said

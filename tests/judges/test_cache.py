@@ -94,7 +94,7 @@ def test_among_several_judges_one_is_named(tmp_path):
             stored(tmp_path / "s", **names)
 
 
-def test_a_store_that_is_none_is_named(tmp_path):
+def test_a_folder_that_is_no_store_is_named(tmp_path):
     with pytest.raises(JudgeUnavailable, match="no label store"):
         stored(tmp_path / "s")
     with pytest.raises(ValueError, match="needs judge.cached.store"):

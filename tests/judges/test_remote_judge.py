@@ -173,7 +173,7 @@ def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence(
     assert "--judge.temperature 1" in caught.value.fix
 
 
-def test_a_limit_that_is_too_large_is_said_and_not_sent_under_another_name() -> None:
+def test_a_limit_that_is_too_large_is_reported_and_not_sent_under_another_name() -> None:
     words = "'max_tokens' or 'max_completion_tokens' is too large: 256. The maximum context length is 128 tokens"
     server = ApiServer(*[error(400, words)] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="is too large"):

@@ -22,7 +22,7 @@ from rlvlm.pocket.models import weights_folder
 NUMBER_LINE = POLICY_TASKS[0]
 
 
-def test_a_thought_is_cut_before_its_plan_and_phrases_are_what_prompts_and_replies_share() -> None:
+def test_a_thought_is_cut_before_its_plan_and_phrases_are_shared_by_prompts_and_replies() -> None:
     env, moments = collect_moments(NUMBER_LINE, 20, seed=0)
     replies = Replies([NUMBER_LINE], moments)
     for moment in moments:
@@ -35,7 +35,7 @@ def test_a_thought_is_cut_before_its_plan_and_phrases_are_what_prompts_and_repli
 
 
 @pytest.mark.parametrize("task", POLICY_TASKS, ids=lambda task: task.name)
-def test_replies_are_right_in_what_they_read_and_even_in_what_they_do(task: PolicyTask) -> None:
+def test_replies_read_the_image_correctly_and_act_evenly(task: PolicyTask) -> None:
     env, moments = collect_moments(task, 30, seed=1)
     columns, sizes = readable_columns(np.stack([moment.key for moment in moments]))
     assert len(columns) == len(sizes) > 1, "what can be read varies"

@@ -111,7 +111,7 @@ def test_an_outage_raises_leaves_the_records_and_the_session_due() -> None:
     assert found[metrics.QUERIES_FAILED] == 8 and found[metrics.QUERIES] == 16
 
 
-def test_a_teacher_that_owes_an_answer_is_caught() -> None:
+def test_a_teacher_with_a_missing_answer_is_an_error() -> None:
     with pytest.raises(AssertionError, match="got 7 of 8"):
         filled(Scripted(lambda pairs: truth(pairs)[1:])).run_session(10)
 

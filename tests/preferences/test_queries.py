@@ -115,7 +115,7 @@ def places(chosen: list[Pair], candidates: list[Pair]) -> list[int]:
 
 @pytest.mark.parametrize("sees", ["image", "state"])
 @pytest.mark.parametrize("sampling", ["disagreement", "entropy"])
-def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampling: str) -> None:
+def test_candidates_are_chosen_by_the_members_predictions(sees: str, sampling: str) -> None:
     model, known = fitted(sees)
     pairs = draw_pairs(tiny_episodes(4), 60, 2, np.random.default_rng(1))
     chosen = places(choose(pairs, 15, sampling=sampling, ensemble=model.ensemble, known=known), pairs)
@@ -132,7 +132,7 @@ def test_candidates_are_chosen_by_what_the_members_make_of_them(sees: str, sampl
 @pytest.mark.parametrize(
     ("chosen", "said"), [([0, 1, 2], "array of shape \\[3\\], not 2"), ([0, 0], "1 different"), ([0, 9], "not 2 of 4")]
 )
-def test_a_strategy_of_ones_own_that_chooses_badly_is_refused(
+def test_a_users_own_strategy_that_chooses_badly_is_refused(
     chosen: list[int], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(STRATEGIES, "own", lambda candidates, num: np.array(chosen))  # noqa: ARG005 - as it is called

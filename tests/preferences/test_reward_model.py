@@ -77,7 +77,7 @@ def scores_of(frames: list[Segment]) -> Examples:
         ("state", 1, SCORE),
     ],
 )
-def test_the_ensemble_does_what_the_plain_oracle_does(sees: str, segment_steps: int, objective: Objective) -> None:
+def test_the_ensemble_equals_the_plain_oracle(sees: str, segment_steps: int, objective: Objective) -> None:
     is_scored = objective is SCORE
     examples = scores_of(telling_frames(10)) if is_scored else comparisons_of(telling_pairs(10, segment_steps))
     num = len(examples)

@@ -327,7 +327,7 @@ def test_the_table_of_a_bench_keeps_a_preference_for_a_side(tmp_path: Path) -> N
         read_shares(file, "other")
 
 
-def test_a_table_or_a_task_that_says_nothing_is_refused_with_what_it_needs(tmp_path: Path) -> None:
+def test_an_unusable_table_or_task_is_refused_with_a_fix(tmp_path: Path) -> None:
     for rows, message in (
         ([row(place, correct=1) for place in range(1, 10)], "KeyError: 10"),
         ([row(place) | {"source": str(place)} for place in range(1, 11)], "several judges"),

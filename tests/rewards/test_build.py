@@ -87,7 +87,7 @@ def test_every_source_that_ships_is_made_by_its_name() -> None:
     np.testing.assert_array_equal(build_source("success", context()).label(won), won.success)
 
 
-def test_a_class_of_ones_own_needs_nothing_but_label(own: str) -> None:
+def test_a_users_own_source_needs_nothing_but_label(own: str) -> None:
     source, batch = build_source(f"{own}:Still", context()), transitions_of(tiny_episode(0))
     np.testing.assert_allclose(source.label(batch), -np.abs(batch.actions).sum(axis=1))
     assert source.labelling is Labelling.ON_ARRIVAL and source.version == 0
@@ -111,7 +111,7 @@ def test_a_file_of_the_working_directory_is_found_by_its_name(own: str, monkeypa
     assert build_source("my_rewards:Still", context()).label(transitions_of(tiny_episode(0))).shape == (20,)
 
 
-def test_a_teacher_of_ones_own_answers(own: str) -> None:
+def test_a_users_own_teacher_answers(own: str) -> None:
     frames = FrameStore(TinyEnv(), 16)
     teacher = build_teacher(f"{own}:AlwaysLeft", judge=None, frames=frames, goal="push", seed=0)
     assert [verdict.label for verdict in teacher.answer([pair_of(0.1, 0.9)])] == [Label.LEFT]

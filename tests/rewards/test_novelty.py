@@ -89,7 +89,7 @@ def test_a_restored_source_goes_on_exactly() -> None:
     assert one.version == other.version
 
 
-def test_nothing_to_compare_with_is_an_error_that_says_what_to_do() -> None:
+def test_missing_observations_are_an_error_with_a_fix() -> None:
     with pytest.raises(ValueError, match="call `observe` first"):
         NoveltyReward(k=5, obs_size=3).label(transitions_at(np.ones((1, 3))))
     with pytest.raises(ValueError, match="k must be >= 1"):

@@ -130,7 +130,7 @@ def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: Checkpoin
 
 
 @pytest.mark.parametrize("name", ["run.json", "algorithm/manifest.json", "algorithm/arrays.npz"])
-def test_a_missing_file_is_seen_and_where_no_checkpoint_is_sound_that_is_said(
+def test_a_missing_file_is_noticed_and_a_run_without_a_sound_checkpoint_says_so(
     three: CheckpointStore, name: str
 ) -> None:
     for checkpoint in three.all():

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCES = {"true": ("--reward.source", "environment"), "labels": ("--reward.teacher", "oracle")}
 
 
-def test_a_task_of_ones_own_learns_its_reward_from_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_task_learns_its_reward_from_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for task, steps in (("gym:four_envs:Push-v0", 60), ("reach_arm:TASK", 50)):
         config = recipe(task)

@@ -387,7 +387,7 @@ def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch: pytest.MonkeyPatc
             cluster_address()
 
 
-def test_a_judge_that_is_not_there_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_judge_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(http_client, "getproxies", dict)
     remote = {"judge.backend": "openai", "judge.model": "a model"}

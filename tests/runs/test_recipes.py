@@ -143,9 +143,7 @@ def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy() -> None:
 
 @pytest.mark.parametrize("preset", ["ppo", "grpo", "rloo", "gigpo"])
 @pytest.mark.parametrize("task", ["number_line", "push_block"])
-def test_a_preset_is_estimator_loss_and_rollouts_of_either_kind_and_is_what_the_run_is_called(
-    task: str, preset: str
-) -> None:
+def test_a_preset_sets_estimator_loss_and_rollouts_of_either_kind_and_names_the_run(task: str, preset: str) -> None:
     own, config = recipe(task), parse_run([task, "--algo.preset", preset], "run").config
     assert config == override(own, {"algo.preset": preset}), "a sweep and a notebook start from the same"
     assert read_config_text(config_text(config)) == config

@@ -34,7 +34,7 @@ from rlvlm.sweeps.folder import check_trust
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
 
-def test_a_new_folder_says_what_will_be_run(folder: RunFolder, config: RunConfig) -> None:
+def test_a_new_folder_holds_the_config_and_the_command(folder: RunFolder, config: RunConfig) -> None:
     assert sorted(file.name for file in folder.path.iterdir()) == ["command.txt", "config.yaml", "environment.json"]
     assert folder.command() == "rlvlm run drawer_open --seed 3"
     assert folder.config() == config

@@ -167,7 +167,7 @@ def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [TURNS, CHUNKS])
-def test_a_loss_of_ones_own_reads_a_tensor_of_its_own_in_turns_and_in_chunks(local_ray: None, kind: str) -> None:
+def test_a_users_own_loss_reads_a_tensor_of_its_own_in_turns_and_in_chunks(local_ray: None, kind: str) -> None:
     config = configured(kind, {"algo.loss.policy": f"{EXAMPLES}/own_loss.py:early"})
     with built(algorithm_settings(config, None)) as algorithm:
         algorithm.prepare(lambda line: None)

@@ -74,7 +74,7 @@ def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) ->
     return run_readme(config, summary, folder.environment(), folder.command(), files)
 
 
-def test_the_card_says_what_came_of_the_run_and_how_to_do_it_again(filled: RunFolder, config: RunConfig) -> None:
+def test_the_card_has_the_results_of_the_run_and_how_to_repeat_it(filled: RunFolder, config: RunConfig) -> None:
     text = card(filled, config, "done", ["plots/learning_curve.png", "judge_panel.html", "videos/a.mp4"])
     assert "# drawer_open, judge labels, image reward, seed 3" in text
     assert "Finished after 4,000 env steps; the policy ends 90.0 % of episodes in success (last evaluation)" in text

@@ -96,7 +96,7 @@ def test_settings_of_a_policys_engine_that_contradict_each_other_are_refused(set
         ServedEngineConfig(**settings)
 
 
-def test_the_plan_books_no_card_for_engines_on_the_learners_and_refuses_what_cannot_share() -> None:
+def test_the_plan_books_no_gpu_for_engines_on_the_learners_gpus() -> None:
     two = {"engine.num_replicas": 2, "algo.num_learners": 2, "algo.gpus_per_learner": 1.0, "engine.colocated": True}
     with pytest.raises(UsageError, match="algo.staleness 1 has no effect with engine.colocated"):
         override(recipe("number_line"), two | {"algo.staleness": 1})

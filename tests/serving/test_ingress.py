@@ -43,7 +43,7 @@ def test_swapping_the_sides_swaps_the_label(edge):
 
 
 @pytest.mark.parametrize("status", [Status.INVALID, Status.FAILED])
-def test_what_is_no_answer_stays_apart(tmp_path, status):
+def test_missing_answers_stay_apart(tmp_path, status):
     stamp = Stamp(judge="j", revision="", prompt="p", decoding="d")
 
     class Mumbling(FakeClient):

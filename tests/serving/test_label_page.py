@@ -221,7 +221,7 @@ def test_some_pairs_come_again_swapped_so_that_a_person_s_error_is_known(tmp_pat
         assert len(both) == len(set(both)), "a repeat is shown the other way round"
 
 
-def test_pairs_of_a_bench_do_not_come_again_and_equal_pairs_are_said_to_teach_nothing(tmp_path: Path) -> None:
+def test_pairs_of_a_bench_do_not_come_again_and_equal_pairs_are_marked(tmp_path: Path) -> None:
     desk = Desk(put_up(tmp_path / "bench", 40, each_order=True))
     assert not [ticket for ticket in person(desk, 200) if ticket.startswith("r")]
     desk = Desk(put_up(tmp_path / "equal", 20))

@@ -72,7 +72,7 @@ def test_large_images_are_made_smaller_on_demand():
         (png(1, (9, 9), "JPEG")[:-40], "damaged"),
     ],
 )
-def test_what_is_no_fit_image_is_refused_with_its_place(data, reason):
+def test_an_unfit_image_is_refused_with_its_place(data, reason):
     with pytest.raises(Refusal, match=f"image 2 of 2: .*({reason})"):
         read_images([[text(png())], [text(data)]])
 
@@ -119,7 +119,7 @@ def test_broken_exif_leaves_a_sound_image_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_what_is_transparent_is_white(mode) -> None:
+def test_transparent_pixels_become_white(mode) -> None:
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[0, :, 3] = 255  # a black row on nothing
     image = Image.fromarray(pixels).convert(mode) if mode != "P" else Image.fromarray(pixels).quantize(4)
@@ -207,7 +207,7 @@ def test_frames_are_made_smaller_on_demand():
         (patched(FOUR, b"mdat", lambda data, at: data.__setitem__(slice(at, at + 400), b"\xff" * 400)), "damaged"),
     ],
 )
-def test_what_is_no_plain_short_video_is_refused(data, reason):
+def test_an_unfit_video_is_refused(data, reason):
     with pytest.raises(Refusal, match=reason):
         read_video(data, 16, None)
 
@@ -220,7 +220,7 @@ def test_a_name_below_the_root_is_read_and_nothing_else(root):
             media.read(name)
 
 
-def test_without_a_root_every_name_is_refused_and_a_missing_root_is_said_at_once(tmp_path):
+def test_without_a_root_every_name_is_refused_and_a_missing_root_is_reported_at_once(tmp_path):
     with pytest.raises(Refusal, match="names no video"):
         MediaRoot("").read("a.mp4")
     with pytest.raises(MachineError, match="cannot be opened"):

@@ -116,7 +116,7 @@ def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan
     ]
 
 
-def test_the_table_shows_every_run_and_what_is_left(plans: dict[str, TrialPlan]) -> None:
+def test_the_table_shows_every_run_and_the_remaining_time(plans: dict[str, TrialPlan]) -> None:
     table = ProgressTable(io.StringIO(), SWEEP.title, plans)
     table.phase("running")
     first, second = plans

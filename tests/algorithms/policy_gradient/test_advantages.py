@@ -245,7 +245,7 @@ def test_returns_do_not_depend_on_the_order_of_rewards_and_whitening_uses_only_i
     assert white.tolist() == pytest.approx([-1, 1, 0], abs=1e-5)
 
 
-def test_an_estimator_of_ones_own_is_one_function() -> None:
+def test_a_users_own_estimator_is_one_function() -> None:
     @estimator("lowest", "groups")
     def lowest(played: Trajectories, config: AdvantageConfig) -> Tensor:
         returns = episode_returns(played.rewards)

@@ -239,7 +239,7 @@ BAD_LOSSES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_LOSSES)
-def test_a_loss_of_ones_own_that_gives_something_else_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_loss_with_a_wrong_result_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compute, said = BAD_LOSSES[name]
     monkeypatch.setitem(POLICY_LOSSES, "own", PolicyLoss(compute))
     rows = torch.ones(3, 2)

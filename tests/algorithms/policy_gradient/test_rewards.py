@@ -350,7 +350,7 @@ def test_a_threshold_makes_scores_binary_and_may_be_calibrated() -> None:
 @pytest.mark.parametrize(
     ("lift", "settings", "is_said"), [(0.004, {}, True), (0.004, {"threshold": "calibrated"}, False), (0.1, {}, False)]
 )
-def test_scores_that_lie_close_together_are_said(lift: float, settings: dict[str, Any], is_said: bool) -> None:
+def test_scores_that_lie_close_together_are_reported(lift: float, settings: dict[str, Any], is_said: bool) -> None:
     known = tuple(
         Item(kind="video", case="success" if success else "failure", goal="push", success=success,
              sides=(whole(12 - place).snapshots,), truth=(float(success),))

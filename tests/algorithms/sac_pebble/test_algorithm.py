@@ -364,7 +364,7 @@ def test_a_coin_and_a_judge_of_places_never_reward_a_run(build, teacher):
 
 
 @pytest.mark.parametrize("name", ["brightness", "Effort", "BrighterSide"])
-def test_the_example_of_a_reward_of_ones_own_trains(build, name):
+def test_the_example_of_an_own_reward_trains(build, name):
     own = f"{Path(__file__).parents[3] / 'examples' / 'own_reward.py'}:{name}"
     reward = StepRewardConfig(teacher=own, model="state") if name == "BrighterSide" else StepRewardConfig(source=own)
     algorithm = train(build(reward), 4)

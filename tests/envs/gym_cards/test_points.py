@@ -84,7 +84,7 @@ def play(env: PointsGame, seed: int) -> float:
 
 
 @pytest.mark.slow
-def test_the_expert_wins_what_can_be_won() -> None:
+def test_the_expert_wins_every_winnable_hand() -> None:
     assert {play(make_env("ez_points", CardsConfig(), 0), seed) for seed in range(100)} == {10.0}
     env = make_env("points24", CardsConfig(), 0)
     share = np.mean([play(env, seed) == 10.0 for seed in range(300)])

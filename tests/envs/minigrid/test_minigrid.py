@@ -177,7 +177,7 @@ def test_missions_of_several_steps_are_played_to_their_end(name: str) -> None:
         assert info["success"], (seed, env.inner.mission)
 
 
-def test_a_mission_goes_on_from_wherever_somebody_else_has_led_it() -> None:
+def test_the_script_goes_on_from_any_state_of_a_mission() -> None:
     env = made("minigrid/MiniGrid-BlockedUnlockPickup-v0", seed=1)
     rng = np.random.default_rng(0)
     for _ in range(60):  # but nobody opens the box that is wanted, which ends it

@@ -76,7 +76,7 @@ def test_without_images_the_terminal_and_the_page_say_it_in_words(outputs: Path,
     assert "data:image/png" not in text and "a 0.83, b 0.12" in text
 
 
-def test_a_csv_is_read_and_what_does_not_fit_is_named(tmp_path: Path, outputs: Path, capsys) -> None:
+def test_a_csv_is_read_and_misfitting_rows_are_named(tmp_path: Path, outputs: Path, capsys) -> None:
     table = tmp_path / "outputs.csv"
     table.write_text("episode,frame,judge,value\ne,3,a,0.5\ne,3,b,1\n")
     assert read_outputs(table, "csv") == {("e", 3): {"a": 0.5, "b": 1.0}}

@@ -107,7 +107,7 @@ def test_each_chunk_of_an_episode_keeps_its_own_sentence(tmp_path: Path) -> None
     assert read(tmp_path / "again")[0].instructions == shown.obs.texts
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unexportable_demonstrations_are_refused(tmp_path: Path) -> None:
     write_lerobot(tmp_path / "set", "v3.0", [trajectory(12)], "image")
     take(tmp_path / "set", "lerobot", tmp_path / "sparse", unlike=True)
     turns = create_folder(tmp_path / "turns", "number_line", "turns", ("left", "right"))

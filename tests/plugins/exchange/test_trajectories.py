@@ -150,7 +150,7 @@ def test_a_libero_file_tells_its_task_by_its_name_or_by_the_sentence_of_its_bddl
     assert isinstance(found, RobotTrajectory) and found.instruction == (goal or file.replace("_", " "))
 
 
-def test_a_folder_of_files_gives_what_is_asked_for(tmp_path: Path) -> None:
+def test_a_folder_of_files_gives_the_requested_episodes(tmp_path: Path) -> None:
     for name, instruction in (("a", GREEN), ("b", RED), ("c", "open the drawer")):
         write_libero(tmp_path / f"{name}_demo.hdf5", instruction, [trajectory(9)], is_own=True)
     folder, counts = take(tmp_path, "libero", tmp_path / "d", image_px=8)

@@ -197,7 +197,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", WITH_LEROBOT, indirect=True)
-def test_lerobot_loads_what_is_written_and_makes_the_same_chunk(made: Path, tmp_path: Path) -> None:
+def test_lerobot_loads_a_written_folder_and_makes_the_same_chunk(made: Path, tmp_path: Path) -> None:
     kind = kind_of(made)
     same = write_lerobot(tmp_path / "same", kind=kind)
     assert (same / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()

@@ -221,7 +221,7 @@ def test_a_run_without_such_a_checkpoint_needs_no_lerobot() -> None:
 
 
 @pytest.mark.slow
-def test_an_exported_run_has_what_was_trained_and_not_the_base(tmp_path: Path) -> None:
+def test_an_exported_run_has_the_trained_weights_and_not_the_base(tmp_path: Path) -> None:
     env = make_env("push_block", task_env("push_block"), 0)
     base = write_lerobot(tmp_path / "base", env, chunk_size=8)
     settings = {

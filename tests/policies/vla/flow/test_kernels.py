@@ -209,7 +209,7 @@ def test_a_body_in_bfloat16_has_its_densities_in_float32() -> None:
     assert found.dtype == torch.float32 and torch.equal(found, chain.log_probs)
 
 
-def test_the_loss_is_that_of_loops_and_skips_what_is_padded() -> None:
+def test_the_loss_equals_loops_and_skips_padding() -> None:
     generator = torch.Generator().manual_seed(2)
     actions, eps = (torch.randn(3, 4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     t = torch.tensor([0.2, 0.7, 1.0], dtype=torch.float64)

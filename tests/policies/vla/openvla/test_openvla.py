@@ -216,7 +216,9 @@ def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tm
 
 
 @pytest.mark.parametrize("proprio_size", [0, 3])
-def test_an_exported_folder_has_what_was_trained_and_all_files_of_the_first(proprio_size: int, tmp_path: Path) -> None:
+def test_an_exported_folder_has_the_trained_weights_and_all_files_of_the_first(
+    proprio_size: int, tmp_path: Path
+) -> None:
     first = write_openvla(tmp_path / "first", proprio_size=proprio_size)
     (first / "modeling_prismatic.py").touch()  # as published ones have it
     policy, (images, proprio) = load(first, lora_rank=2), seen(2)
