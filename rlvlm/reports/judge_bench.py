@@ -27,7 +27,7 @@ from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judge_bench.table import answer_rows
 from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
-from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.cache import CachedJudge, without_memory
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.human import HumanJudge
@@ -51,9 +51,10 @@ _DONE = 4
 def bench_judge(options: BenchOptions) -> int:
     """Measures a judge, prints its figures, writes row, answers and page into `options.out`, and returns the exit code.
 
-    A judge's answers are kept in its `store`, if it has one, and looked up. A person is asked about forty questions,
-    unless the options set more, on a page that this process serves; their answers are always kept, in `out`/answers if
-    there is no `store`. A player's folder must be trusted.
+    A judge's answers are kept in its `store`, or else in `out`/answers, and looked up, so that the same command goes on
+    where it was killed; those of the user's own function only in a `store`, since its code may change. A person is
+    asked about forty questions, unless the options set more, on a page that this process serves. A player's folder must
+    be trusted.
 
     Raises:
         UsageError: there is no such suite, nothing of it can be asked, or `out` cannot be written.
@@ -157,6 +158,8 @@ def _print_price(suite: Suite, judge: Judge | Reference, options: BenchOptions, 
         )
         for task in suite.tasks
     )
+    # kept answers take no time, and these are to say what the others will
+    judge = judge if isinstance(judge, Reference) else without_memory(judge)
     prices = price_of(judge, tasks, frames, suite.rehearse, options.seed)
     total = Price(
         what="together",
@@ -287,7 +290,7 @@ def _open_judge(stack: ExitStack, options: BenchOptions, image: Frames | None, s
         person = person_judge(config, store, PageConfig(), lambda: bool(stop), _say, each_order=True)
         return with_goal_image(stack.enter_context(person), image)
     judge = build_judge(config)
-    return with_goal_image(CachedJudge(judge, store) if config.store else judge, image)
+    return with_goal_image(CachedJudge(judge, store) if config.store or not config.is_own else judge, image)
 
 
 def _say(line: str) -> None:

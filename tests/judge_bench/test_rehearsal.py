@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlvlm.cli import run_command
-from rlvlm.core.errors import JudgeUnavailable
+from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.items import Item
@@ -170,7 +170,7 @@ class Failing:
         self.limit, self.unread, self.asked = limit, unread, 0
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        raise NotImplementedError
+        raise UnsupportedQuestion("it scores alone", "ask for scores")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         self.asked += len(clips)
@@ -217,3 +217,15 @@ def test_the_command_rehearses_and_writes_row_page_and_suite(tmp_path):
     page = (tmp_path / "bench.html").read_text()
     assert "Rehearsal: where a search leads" in page and "the failures that it likes best" in page
     assert (tmp_path / "push_block.hacked.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_bench_that_was_stopped_goes_on_without_asking_twice(tmp_path, monkeypatch):
+    judges = [Failing(limit=200), Failing(), Failing()]
+    for judge in judges:
+        monkeypatch.setattr("rlvlm.reports.judge_bench.build_judge", lambda _, own=judge: own)
+        words = ["judge-bench", "push_block", "--judge.score", "success", "--judge.image-px", "48", "--pairs", "4"]
+        run_command([*words, "--frames", "2", "--episodes", "6", "--rehearse", "100", "--out", str(tmp_path)])
+        (found,) = json.loads((tmp_path / "bench.json").read_text())["rehearsals"]["push_block"]
+        assert bool(found["stopped"]) == (judge is judges[0]), "a budget ends the first within its rehearsal"
+    assert judges[0].asked > 200 and 0 < judges[1].asked < 120 and judges[2].asked == 0

@@ -8,6 +8,7 @@ import tyro
 
 from rlvlm.core.checks import check_interval, check_least
 from rlvlm.core.console.arguments import parse
+from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.runs.folder import check_trust
 
 
@@ -40,10 +41,12 @@ class AskedAgainArguments:
 
 @dataclass(frozen=True)
 class HarvestArguments:
-    """Make a suite of the episodes that judged runs kept: successes for the judge, but not for the simulator."""
+    """Make a suite of the episodes that judged runs and rehearsals kept: successes for the judge, but not for the
+    simulator.
+    """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs of one task, or folders that contain such runs."""
+    """Folders of runs of one task, or folders that contain such runs, or folders of `judge-bench --rehearse`."""
     out: Path = Path("hacked")
     """Folder for TASK.hacked.json and tricks.png."""
     episodes: int = 150
@@ -78,6 +81,9 @@ def harvest(words: Sequence[str], prog: str) -> int:
     """Runs `judge-bench harvest RUN... --out DIR`."""
     arguments = parse(HarvestArguments, words, prog)
     check_trust(arguments.runs, trust=arguments.trust)
-    from rlvlm.plugins.judge_table.harvest import harvest_suite  # numpy: not needed for help
+    from rlvlm.judge_bench.hacked import read_suite  # numpy: not needed for help
+    from rlvlm.plugins.judge_table.harvest import bench_suites, harvest_suite
 
+    for file in (file for run in arguments.runs for file in bench_suites(run)):
+        check_folder(file, "", foreign_code([read_suite(file)[0]]), {}, trust=arguments.trust)
     return harvest_suite(arguments.runs, arguments.out, arguments.episodes, arguments.frames)

@@ -1,6 +1,6 @@
-"""`rlvlm judge-bench harvest`: makes a suite of the episodes that runs kept because they fooled the judge."""
+"""`rlvlm judge-bench harvest`: makes a suite of the episodes that fooled judges, in runs and in rehearsals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,17 @@ from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.steps import spread
 from rlvlm.envs.pixels import PixelEnv
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.judge_bench.hacked import MAX_IN_SUITE, SUFFIX, Distinct, HackedEpisode, parse_episode, trick_of, write_suite
+from rlvlm.judge_bench.hacked import (
+    MAX_IN_SUITE,
+    SUFFIX,
+    Distinct,
+    HackedEpisode,
+    parse_episode,
+    read_suite,
+    trick_of,
+    write_suite,
+)
+from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
 from rlvlm.runs.folder import find_folders
 from rlvlm.runs.records import MAX_FRAMES
@@ -28,10 +38,10 @@ def harvest_suite(
 ) -> int:
     """Writes `TASK.hacked.json` and a sheet with images of each trick into `out`, and returns the exit code.
 
-    Runs take turns, so that one judge's tricks do not fill the suite.
+    Runs and benches take turns, so that one judge's tricks do not fill the suite.
 
     Args:
-        runs: folders of runs, or folders that contain runs.
+        runs: folders of runs, or folders that contain runs, or folders of benches with `--rehearse`.
         out: folder to write.
         max_episodes: maximum number in the suite, 1 to `MAX_IN_SUITE`.
         max_frames: images per episode, evenly spread; the first and the last are always kept.
@@ -39,25 +49,24 @@ def harvest_suite(
     Raises:
         UsageError: the runs are of several tasks, kept nothing, or have an env that cannot draw past states.
     """
-    folders = [folder for run in runs for folder in find_folders(run)]
-    tasks = {folder.config().task for folder in folders}
-    if len(tasks) > 1:
+    found = list(_episodes(runs))
+    if len(tasks := {task for task, _ in found}) > 1:
         raise UsageError(
             f"a suite is of one task, and these runs are of {', '.join(sorted(tasks))}", "name runs of one"
         )
-    (task,) = tasks
-    # the newest first: a policy needs time to learn a trick
-    kept = [_kept(folder.fooled.path, folder.fooled.read())[::-1] for folder in folders]
+    kept = [episodes for _, episodes in found]
     distinct = Distinct(min(max_episodes, MAX_IN_SUITE))
-    for place in range(max(map(len, kept))):
+    for place in range(max(map(len, kept), default=0)):
         for episodes in kept:
             if place < len(episodes):
                 distinct.add(episodes[place])
     if not distinct.episodes:
         raise UsageError(
-            f"{len(folders)} runs kept no episode that fooled the judge",
-            "only runs with --reward.source judged keep them, and only where the judge called a failure a success",
+            f"{len(runs)} folders kept no episode that fooled the judge",
+            "runs with --reward.source judged keep them, where the judge called a failure a success, and benches with "
+            "--rehearse",
         )
+    (task,) = tasks
     make_output_folder(out)
     episodes, rows = [], []
     with closing(make_env(task, task_env(task), 0)) as env:
@@ -81,6 +90,22 @@ def harvest_suite(
     write_whole(out / "tricks.png", to_png(np.asarray(contact_sheet(f"{task}: what fooled judges", rows))))
     _print_counts(episodes, file, digest)
     return EXIT_DONE
+
+
+def bench_suites(run: Path) -> list[Path]:
+    """Returns the suites of a bench's best-liked failures; none of a folder that is no bench's."""
+    return sorted(run.glob(f"*{SUFFIX}")) if (run / ROW_FILE).exists() else []
+
+
+def _episodes(runs: Sequence[Path]) -> Iterator[tuple[str, Sequence[HackedEpisode]]]:
+    """Yields the task of each run and bench, and the episodes that it kept."""
+    for run in runs:
+        if (run / ROW_FILE).exists():
+            yield from map(read_suite, bench_suites(run))  # what its judge liked best, the best first
+            continue
+        for folder in find_folders(run):
+            # the newest first: a policy needs time to learn a trick
+            yield folder.config().task, _kept(folder.fooled.path, folder.fooled.read())[::-1]
 
 
 def _kept(path: Path, rows: Sequence[dict[str, object]]) -> list[HackedEpisode]:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Stamp
 from rlvlm.envs.push_block import draw_tables
 from rlvlm.judge_bench.bench import measure, summarise
-from rlvlm.judge_bench.hacked import SUFFIX, read_suite
+from rlvlm.judge_bench.hacked import SUFFIX, read_suite, shipped_suites, write_suite
 from rlvlm.judge_bench.prediction import predict, predict_row
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.plugins.judge_table.commands import harvest
 from rlvlm.plugins.judge_table.harvest import harvest_suite
 from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.config_file import config_text
@@ -81,6 +83,21 @@ def test_episodes_that_fooled_a_judge_are_kept_and_become_a_suite(tmp_path: Path
     )
     worths = [next(one.worth for one in found if one.is_asked) for found in (plain, predict(row["teacher"], []))]
     assert worths[1] < worths[0] - 0.2
+
+
+def test_the_best_liked_failures_of_a_rehearsal_become_a_suite(tmp_path: Path) -> None:
+    bench = tmp_path / "bench"
+    bench.mkdir()
+    task, episodes = read_suite(shipped_suites()["push_block"])
+    write_suite(bench / f"push_block{SUFFIX}", task, episodes[:8])
+    (bench / "bench.json").write_text("{}")
+    run_command(["judge-bench", "harvest", str(bench), "--out", str(tmp_path / "suite"), "--episodes", "5"])
+    made = read_suite(tmp_path / "suite" / f"push_block{SUFFIX}")
+    assert made[0] == task and [each.score for each in made[1]] == [each.score for each in episodes[:5]]
+    (bench / f"push_block{SUFFIX}").unlink()
+    write_suite(bench / f"own{SUFFIX}", "my_file:Task", episodes[:8])
+    with pytest.raises(UsageError, match="--trust"):
+        harvest(["--out", str(tmp_path / "other"), str(bench)], "rlvlm")
 
 
 def test_runs_without_such_episodes_are_refused(tmp_path: Path) -> None:
