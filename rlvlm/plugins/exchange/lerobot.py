@@ -80,7 +80,7 @@ def export_lerobot(  # noqa: PLR0913 - all that a data set depends on
     form = folder_form(folder)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is there already, and not empty", "name a new folder with --out")
-    said = folder.chunks.get("gripper")
+    said: Any = folder.chunks.get("gripper")
     units: GripperUnits = gripper or (said if said in OPENNESS else "minus_one_opens")
     factor, offset = OPENNESS[units]
     is_gripper = ~np.array(env.scaled_actions) & (env.action_low == 0) & (env.action_high == 1)

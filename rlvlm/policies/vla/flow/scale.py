@@ -88,7 +88,8 @@ class Scale:
         exact = values.astype(np.float64)
         q01, q99 = used_range(values)
         columns = {"mean": exact.mean(axis=0), "std": exact.std(axis=0), "q01": q01, "q99": q99}
-        return cls(**{name: tuple(column.tolist()) for name, column in columns.items()}, mode=mode)
+        found: dict[str, Any] = {name: tuple(column.tolist()) for name, column in columns.items()}
+        return cls(**found, mode=mode)
 
 
 def write_scales(scales: Mapping[str, Scale]) -> str:
