@@ -1,6 +1,5 @@
 """`rlvlm judge-bench`: opens the judge, measures it, and writes row, answers and page."""
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlvlm.core.console.signals import StopRequest
-from rlvlm.core.console.tables import plain_console, plain_table
+from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.core.guests import guests, load
@@ -22,7 +21,7 @@ from rlvlm.judge_bench.bench import Measured, freeze, make_task, measure, requir
 from rlvlm.judge_bench.hacked import SUFFIX as HACKED_SUFFIX
 from rlvlm.judge_bench.hacked import shipped_suites, write_suite
 from rlvlm.judge_bench.prediction import CURVE_FILE, predict_row, read_curve
-from rlvlm.judge_bench.price import Price, price_of
+from rlvlm.judge_bench.price import price_of
 from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judge_bench.table import answer_rows
@@ -40,6 +39,7 @@ from rlvlm.pages.answers import ANSWERS_FILE
 from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
 from rlvlm.pages.page import page, print_sections
 from rlvlm.reports.options import BenchOptions, FreezeOptions, pin_judge
+from rlvlm.reports.prices import print_prices
 from rlvlm.runs.folder import find_folder
 from rlvlm.serving.config import PageConfig
 from rlvlm.serving.label_page import person_judge
@@ -160,29 +160,7 @@ def _print_price(suite: Suite, judge: Judge | Reference, options: BenchOptions, 
     )
     # kept answers take no time, and these are to say what the others will
     judge = judge if isinstance(judge, Reference) else without_memory(judge)
-    prices = price_of(judge, tasks, frames, suite.rehearse, options.seed)
-    total = Price(
-        what="together",
-        questions=sum(price.questions for price in prices),
-        images=sum(price.images for price in prices),
-        seconds=sum(price.seconds for price in prices),
-        usd=sum(price.usd for price in prices),
-    )
-    rows = [
-        (
-            price.what,
-            f"{price.questions:,}",
-            f"{price.images:,}",
-            f"{price.seconds:,.1f}",
-            "-" if math.isnan(price.usd) else f"{price.usd:.2f}",
-        )
-        for price in (*prices, total)
-    ]
-    console = plain_console(soft_wrap=True)
-    console.print(plain_table(("", "questions", "images", "seconds of answers", "USD"), rows, words=("",)))
-    console.print(
-        "Nothing was measured: leave out --dry-run. A budget ends it: --judge.api.max-cost-usd or max-requests."
-    )
+    print_prices(price_of(judge, tasks, frames, suite.rehearse, options.seed))
     return EXIT_DONE
 
 

@@ -152,6 +152,9 @@ class ScoreOptions:
     DATA.people if people answer. One judge's labels are not replaced by another's."""
     trust: bool = False
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
+    dry_run: bool = False
+    """Only say what labelling would take, in questions, images, seconds and, where the judge reports it, USD; for that
+    it is asked about the first and the last frame of one episode."""
     seed: int = 0
     """Seed of the order of asking, and of pairs."""
 

@@ -29,8 +29,10 @@ from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.recorded_labels import read_labels, write_frame_signals, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
+from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.faults import Fault
 from rlvlm.judge_bench.preflight import known_recordings, measure_known, refuse_faulty
+from rlvlm.judge_bench.price import Price
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge, check_reachable
@@ -42,6 +44,7 @@ from rlvlm.pages.page import page, print_sections
 from rlvlm.pages.score import DataSummary, ScoredData
 from rlvlm.reports.contact_sheet import folder_env
 from rlvlm.reports.options import ScoreOptions, pin_judge
+from rlvlm.reports.prices import print_prices
 from rlvlm.runs.preflight import cluster_address
 from rlvlm.serving.config import PageConfig, PlacementConfig
 from rlvlm.serving.label_page import person_judge
@@ -109,6 +112,9 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
     store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
     with ExitStack() as stack:
         judge = _open_judge(stack, options, store, out, people or PageConfig(), stop)
+        if options.dry_run:
+            print_prices(price_of_data(judge, data, asked))
+            return EXIT_DONE
         _check_judge_of(out, judge.stamp)
         kept = CachedJudge(judge, store)
         faults: Sequence[Fault] = ()
@@ -142,6 +148,44 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
         )
         raise JudgeUnavailable(f"{error}; what was answered before is kept", fix) from error
     return EXIT_PREEMPTED if stop else EXIT_DONE
+
+
+def price_of_data(judge: Judge, data: DataSummary, asked: Asked) -> list[Price]:
+    """Returns the price of each kind of question about all episodes, as far as the judge answers that kind.
+
+    It is asked about the first and the last frame of the first episode that can be shown, which is a price too.
+
+    Raises:
+        JudgeUnavailable: the judge does not answer.
+    """
+    few = replace(asked, every=sys.maxsize, pairs=1)
+    shown = next((each for each in score_episodes(judge, data.sample, few) if each.rows), None)
+    answers: dict[str, list[Answer]] = {}
+    for _, item, answer in () if shown is None else shown.rows:
+        kind = {"pair": "pairs", "image": "progress", "video": "success"}[item.kind]
+        answers.setdefault(kind, []).append(answer)
+    # of episodes of the mean length; a clip that grows has one image more at each question
+    grown = [min(length, asked.num_frames) for length in range(1, round(data.num_frames / data.num_episodes) + 1)]
+    # in both orders, of one episode and of the ends of two in a row
+    num_pairs = 2 * (data.num_episodes * asked.pairs + data.num_episodes - 1)
+    counts = {
+        "progress": (data.num_frames, data.num_episodes * sum(grown) if asked.grows else data.num_frames),
+        "success": (data.num_episodes, data.num_episodes * grown[-1]),
+        "pairs": (num_pairs, 2 * num_pairs),
+    }
+    found = []
+    for kind, given in answers.items():
+        (questions, most), costs = counts[kind], [answer.cost_usd for answer in given]
+        found.append(
+            Price(
+                what=kind,
+                questions=questions,
+                images=most,
+                seconds=questions * float(np.mean([answer.latency_s for answer in given])),
+                usd=questions * float(np.mean(costs)),
+            )
+        )
+    return found
 
 
 def _write_tables(out: Path, found: ScoredData, *, is_lerobot: bool, with_signals: bool) -> None:

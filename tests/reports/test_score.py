@@ -4,6 +4,7 @@ with data, judges and labels; and what a killed command asks again.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -164,6 +165,18 @@ def test_labels_are_right_in_each_form(tmp_path: Path, form: str, capsys: pytest
     rows_again, _ = score(data, *words)
     assert rows_again == rows and "0 questions asked" in capsys.readouterr().out
     assert (tmp_path / "data.labels" / "rlvlm_progress.parquet").exists() == (" " in form)
+
+
+def test_a_dry_run_says_the_price_and_labels_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    data = write_data(tmp_path, "folder", films())
+    words = ["score", str(data), "--judge.backend", "tests.reports.test_score:dim", "--every", "4", "--frames", "3"]
+    run_command([*words, "--ask", "progress", "success", "pairs", "--pairs", "2", "--dry-run"])
+    said, num = capsys.readouterr().out, len(CURVES)
+    # four frames of each episode: clips of 1, 2, 3 and 3 images; two pairs and the ends of two in a row, in both orders
+    assert re.search(rf"progress +{4 * num} +{9 * num} ", said) and re.search(rf"success +{num} +{3 * num} ", said)
+    pairs = 2 * (2 * num + num - 1)
+    assert re.search(rf"pairs +{pairs} +{2 * pairs} ", said) and "Nothing was measured" in said
+    assert not list(data.with_name("data.labels").glob("*.parquet"))
 
 
 @pytest.mark.slow
