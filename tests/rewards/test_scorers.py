@@ -129,6 +129,10 @@ def test_a_measured_judge_repeats_scores_of_similar_progress(tmp_path: Path) -> 
     assert scorer.score([shown(1, success=True)])[0].value == 0.9
     with pytest.raises(UsageError, match="has no scores"):
         read_scores(tmp_path / "none.json", "b")
+    rows[3] = [1.5]
+    file.write_text(json.dumps({"teacher": {"all": {"scores": rows}}}))
+    with pytest.raises(UsageError, match="has no scores of episodes"):
+        read_scores(file, "b")
 
 
 def test_the_last_resort_is_asked_where_the_first_has_no_answer() -> None:

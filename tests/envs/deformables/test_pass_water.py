@@ -53,6 +53,15 @@ def test_it_keeps_the_contract(start: str) -> None:
     check_step_env(env, make(start=start, episode_steps=20), np.stack(different))
 
 
+@pytest.mark.slow
+def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:
+    known = np.array([np.random.default_rng(seed).uniform(-0.1, 0.1) for seed in range(1_000)])
+    for start, is_known in (("fixed", True), ("random", False)):
+        env = make(start=start)
+        cups = np.array([env.reset()[1]["snapshot"].flat[0] for _ in range(3)])
+        assert (np.abs(known - cups[:, None]).min(axis=1) < 2e-6).all() == is_known  # it is held while the water calms
+
+
 def test_the_calm_cup_is_full_and_has_spilled_nothing() -> None:
     env = make(start="random")
     for _ in range(3):
