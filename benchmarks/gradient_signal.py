@@ -16,13 +16,14 @@ import torch
 from vla_grpo import Trial, set_up, supervised, told
 
 from rlvlm.algorithms.policy_gradient.batch import BatchMaker
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, CriticConfig, PolicyGradientConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.source import informative_groups
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
+from rlvlm.rewards.config import ValueConfig
 
 BLOCK = 64
 TRACES = (0.0, 0.5, 0.9, 1.0)
@@ -32,7 +33,7 @@ def main(task: str, trial: Trial) -> None:
     trial = replace(trial, grpo=replace(trial.grpo, groups=BLOCK // trial.grpo.group_size))
     runner, learner, viewer = set_up(task, trial)
     supervised(task, runner.policy, viewer, trial)
-    labeller, critic = RewardLabeller(trial.reward, None), Critic(CriticConfig(), viewer, trial.seed)
+    labeller, critic = RewardLabeller(trial.reward, None), Critic(ValueConfig(), viewer, trial.seed)
     plain = AdvantageConfig(estimator="grpo")
     credits = {"groups": plain} | {
         f"critic, lambda {trace:g}": AdvantageConfig(gamma=1.0, gae_lambda=trace, values="state") for trace in TRACES

@@ -99,7 +99,7 @@ def read_demonstrations(
         log(f"no episode has {shown.known.shape[1]} steps: the last ones of the policy's chunks are not learned")
     if not sft.labels:
         return shown
-    weights = folder_weights(path, sft.labels, lengths, sft.weighting, sft.min_worth)
+    weights = folder_weights(path, sft.labels, lengths, sft.weighting, sft.min_worth, sft.advantage_steps)
     log(weights.told())
     kept = np.concatenate([~_perturbed(record) for record in successes])
     return replace(shown, weights=weights.at(kept))

@@ -23,16 +23,21 @@ class SFTConfig:
     plays."""
     labels: FilePath = ""
     """Table of a judge's labels of `demonstrations`, written by `rlvlm score`, e.g. `pushes.labels/labels.parquet`."""
-    weighting: Literal["none", "filter", "progress", "advantage", "condition", "preference"] = "none"
+    weighting: Literal["none", "filter", "progress", "advantage", "condition", "iql", "preference"] = "none"
     """Weights of demonstrated answers by `labels`. none: all equal, and failures are left out in chunks; filter:
     episodes worth `min_worth` or more to the judge; progress: by the gain in progress up to the next answer (RA-BC);
-    advantage: exponentiated advantages (AWR), with a table over progress as value; condition: all equal, each labelled
-    in its prompt as better or worse than expected, i.e. conditioned on judged return (needs `policy.conditioned`;
-    RECAP without its value model, see `advantage_prompt`); preference: pairs of segments, the better of which becomes
+    advantage: exponentiated advantages (AWR); condition: all equal, each labelled in its prompt as better or worse than
+    expected (needs `policy.conditioned`; see `advantage_prompt`), by the advantages of `advantage`: of
+    `advantage_steps` answers, from the value of `rlvlm score --value` (RECAP), or without one an episode's worth minus
+    a table over progress (conditioned on judged return); iql: exponentiated, of one answer, from that value's upper
+    expectile (the policy of implicit Q-learning); preference: pairs of segments, the better of which becomes
     more likely (CPL), see `sft_preferences`."""
     min_worth: float = 0.5
     """Minimum score in [0, 1] by the judge of episodes used with weighting filter. The page of `rlvlm score` shows
     which value best separates the data's own successes and failures."""
+    advantage_steps: int = 5
+    """Answers after which an advantage takes the value in place of what came, for weightings advantage and condition
+    of labels with a value; 0: the outcome at the episode's end."""
     start_from: FilePath = ""
     """Weights of another run or job to begin with, instead of demonstrations."""
     p_perturb: float = 0.0
@@ -57,7 +62,10 @@ class SFTConfig:
             )
         if self.min_worth != 0.5 and self.weighting != "filter":
             raise ValueError(f"sft.min_worth {self.min_worth:g} has no effect unless sft.weighting is filter")
+        if self.advantage_steps != 5 and self.weighting not in ("advantage", "condition"):
+            raise ValueError("sft.advantage_steps has no effect unless sft.weighting is advantage or condition")
         check_shares(self, "sft", "min_worth")
+        check_least(self, "sft", 0, "advantage_steps")
         if not 0 <= self.p_perturb < 1:
             raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
         check_positive(self, "sft", "batch_size", "lr")

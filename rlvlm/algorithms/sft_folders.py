@@ -161,8 +161,9 @@ def load_demonstrations(
         )
     if sft is not None and sft.labels:
         weights = folder_weights(
-            folder, sft.labels, [len(episode) for episode in episodes], sft.weighting, sft.min_worth
-        )
+            folder, sft.labels, [len(episode) for episode in episodes],
+            sft.weighting, sft.min_worth, sft.advantage_steps,
+        )  # fmt: skip
         log(weights.told())
         # with their turns, because not all episodes are learned from
         parts = np.split(weights.rows(), np.cumsum([len(episode) for episode in episodes])[:-1])

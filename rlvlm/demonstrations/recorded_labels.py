@@ -5,7 +5,7 @@ which LeRobot weights its examples.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,16 @@ COLUMNS = pa.schema(
         ("goal", pa.string()),
         ("progress", pa.float32()),
         ("success", pa.float32()),
+        ("value", pa.float32()),
+        ("upper_value", pa.float32()),
         ("status", pa.string()),
         *_STAMP,
     ]
 )
 """Columns of the labels; each row is one answer. For a frame it has `progress` in [0, 1]; for an episode `success` in
-[0, 1], and no frame. `status` is the judge's (ok, invalid, failed), or `unreadable` if there was nothing to show."""
+[0, 1], and no frame. `value` is the learned probability of success at a frame, `upper_value` its upper expectile, and
+`value` of an episode the outcome that these were learned from; they are empty without `--value`. `status` is the
+judge's (ok, invalid, failed), `unreadable` if there was nothing to show, or empty if nothing was asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,12 @@ class RecordedLabels:
     """Progress by episode and frame; unreadable answers are left out."""
     success: Mapping[int, float]
     """Success by episode; unreadable answers are left out."""
+    values: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Learned probability of success by episode and frame; empty where none was learned."""
+    upper_values: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Its upper expectile, likewise."""
+    outcomes: Mapping[int, float] = field(default_factory=dict)
+    """Outcome that these were learned from, by episode."""
 
 
 def write_labels(file: Path, dataset: str, rows: Iterable[Mapping[str, Any]], columns: pa.Schema = COLUMNS) -> int:
@@ -82,10 +92,15 @@ def read_labels(file: Path, dataset: str, *others: str) -> RecordedLabels:
         if meta["what"] != _WHAT or meta["schema"] != _SCHEMA:
             raise ValueError(f"it says it is {meta['what']!r}, schema {meta['schema']!r}")
         rows = read_table(file, COLUMNS.names.__contains__).to_pylist()
-        progress = _by_key(
-            ((row["episode"], row["frame"]), row["progress"]) for row in rows if row["frame"] is not None
+        frames = [row for row in rows if row["frame"] is not None]
+        wholes = [row for row in rows if row["frame"] is None]
+        progress, values, upper = (
+            _by_key(((row["episode"], row["frame"]), row.get(name)) for row in frames)
+            for name in ("progress", "value", "upper_value")
         )
-        success = _by_key((row["episode"], row["success"]) for row in rows if row["frame"] is None)
+        success, outcomes = (
+            _by_key((row["episode"], row.get(name)) for row in wholes) for name in ("success", "value")
+        )
         judge = next((" ".join(filter(None, (row["judge"], row["prompt"]))) for row in rows), "nobody")
     except DAMAGES as error:
         what = f"{file} is no file of labels that can be used: {type(error).__name__}: {error}"
@@ -96,7 +111,10 @@ def read_labels(file: Path, dataset: str, *others: str) -> RecordedLabels:
             "an episode may have been added, removed, moved or changed",
             "score these data anew: rlvlm score",
         )
-    return RecordedLabels(dataset=meta["dataset"], judge=judge, progress=progress, success=success)
+    return RecordedLabels(
+        dataset=meta["dataset"], judge=judge, progress=progress, success=success,
+        values=values, upper_values=upper, outcomes=outcomes,
+    )  # fmt: skip
 
 
 def _by_key(labels: Iterable[tuple[Any, float | None]]) -> dict[Any, float]:

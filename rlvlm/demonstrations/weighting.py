@@ -92,35 +92,44 @@ class Weights:
         }
 
 
-def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
+def weigh(
+    labels: RecordedLabels, lengths: Sequence[int], weighting: str, threshold: float, num_steps: int = 0
+) -> Weights:
     """Returns the weight of each answer.
 
     Args:
         labels: labels by episode number and frame.
         lengths: [E] number of frames of each episode; 0 leaves an episode out.
         weighting: filter: 1 in episodes whose worth is `threshold` or more, else 0. progress: by the gain in progress
-            up to the next answer, see `progress_weights`. advantage: exponentiated, see `advantage_weights`. condition:
-            1, see `better_than_expected`. preference: 1 in episodes whose worth is known.
+            up to the next answer, see `progress_weights`. advantage: exponentiated, see `exponentiated`. condition: 1,
+            see `better_than_expected`. iql: exponentiated, of one answer and the value's upper expectile. preference: 1
+            in episodes whose worth is known.
         threshold: minimum worth of an episode for `filter`.
+        num_steps: see `n_step_advantages`; for advantage and condition of labels with a value.
 
     Raises:
         UsageError: all weights are 0, or the labels lack what the weighting needs.
     """
-    curves = [_curve(labels, number, length) for number, length in enumerate(lengths)]
+    curves = [_curve(labels.progress, number, np.arange(length)) for number, length in enumerate(lengths)]
     worth = np.array([_worth(labels, number, curve) for number, curve in enumerate(curves)])
     judged, episodes = np.empty(0, np.float32), np.repeat(np.arange(len(lengths)), lengths)
     if weighting == "preference":
         judged = np.repeat(worth, lengths).astype(np.float32)
         found = [np.isfinite(judged)]
     elif weighting == "condition":
-        judged = better_than_expected(curves, worth)
+        judged = better_than_expected(_advantages(labels, lengths, curves, worth, num_steps))
         found = [np.ones(len(judged))]
     elif weighting == "filter":
         found = [np.full(length, float(value >= threshold)) for length, value in zip(lengths, worth, strict=True)]
     elif weighting == "progress":
         found = progress_weights(curves)
+    elif weighting == "iql":
+        if not labels.upper_values:
+            raise UsageError("--sft.weighting iql needs a value, which these labels lack", "rlvlm score DATA --value")
+        values = [_curve(labels.upper_values, number, np.arange(length)) for number, length in enumerate(lengths)]
+        found = exponentiated(n_step_advantages(values, labels.outcomes, 1))
     else:
-        found = advantage_weights(curves, worth)
+        found = exponentiated(_advantages(labels, lengths, curves, worth, num_steps))
     values = np.concatenate([np.zeros(0), *found]).astype(np.float32)
     if not values.sum() > 0:
         raise UsageError(
@@ -130,7 +139,9 @@ def weigh(labels: RecordedLabels, lengths: Sequence[int], weighting: str, thresh
     return Weights(values=values / values.mean(), judged=judged, episodes=episodes)
 
 
-def folder_weights(path: Path, labels: str, lengths: Sequence[int], weighting: str, threshold: float) -> Weights:
+def folder_weights(  # noqa: PLR0913, PLR0917 - the settings of `weigh`
+    path: Path, labels: str, lengths: Sequence[int], weighting: str, threshold: float, num_steps: int
+) -> Weights:
     """Returns `weigh` for our folder at `path`, with the file `labels` of `rlvlm score`: labels of the folder, or of
     data that it was imported from.
 
@@ -140,12 +151,12 @@ def folder_weights(path: Path, labels: str, lengths: Sequence[int], weighting: s
     recordings = Recordings(path=path, form="folder", make_draw=lambda folder: _draw_nothing)
     own, records = recordings_digest(recordings), [record.arrays for record in open_folder(path).episodes()]
     origins = [str(arrays.get(SOURCE_DIGEST, "")) for arrays in records]
-    found = read_labels(Path(labels).expanduser(), own, *set(filter(None, origins)))
-    if found.dataset != own:
-        found = _followed(
-            found, [arrays if of == found.dataset else {} for arrays, of in zip(records, origins, strict=True)]
+    read = read_labels(Path(labels).expanduser(), own, *set(filter(None, origins)))
+    if read.dataset != own:
+        read = _followed(
+            read, [arrays if of == read.dataset else {} for arrays, of in zip(records, origins, strict=True)]
         )
-    return weigh(found, lengths, weighting, threshold)
+    return weigh(read, lengths, weighting, threshold, num_steps)
 
 
 def _followed(labels: RecordedLabels, records: Sequence[Mapping[str, Any]]) -> RecordedLabels:
@@ -155,19 +166,21 @@ def _followed(labels: RecordedLabels, records: Sequence[Mapping[str, Any]]) -> R
         labels: by episode and frame of the imported data.
         records: arrays of each episode of our folder; empty if it was made from other data.
     """
-    progress: dict[tuple[int, int], float] = {}
-    success: dict[int, float] = {}
+    followed: dict[str, Any] = {
+        name: {} for name in ("progress", "values", "upper_values", "success", "outcomes")
+    }  # fmt: skip
     for number, arrays in enumerate(records):
         if not arrays:
             continue
         of = int(arrays[SOURCE_EPISODE])
-        if of in labels.success:
-            success[number] = labels.success[of]
-        known = sorted((frame, value) for (episode, frame), value in labels.progress.items() if episode == of)
-        if known:  # a chunk begins between two frames that were asked about
-            curve = filled(arrays[SOURCE_FRAMES], *zip(*known, strict=True))
-            progress |= {(number, chunk): float(value) for chunk, value in enumerate(curve) if np.isfinite(value)}
-    return replace(labels, progress=progress, success=success)
+        for name in ("success", "outcomes"):
+            if of in getattr(labels, name):
+                followed[name][number] = getattr(labels, name)[of]
+        for name in ("progress", "values", "upper_values"):
+            # a chunk begins between two frames that were asked about
+            curve = _curve(getattr(labels, name), of, arrays[SOURCE_FRAMES])
+            followed[name] |= {(number, chunk): float(value) for chunk, value in enumerate(curve) if np.isfinite(value)}
+    return replace(labels, **followed)
 
 
 def _draw_nothing(snapshots: FloatArray, camera: str) -> Frames:
@@ -203,31 +216,25 @@ def progress_weights(curves: Sequence[Curve]) -> list[Curve]:
     return [of(gain) for gain in gains]
 
 
-def advantage_weights(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
-    """Returns [E] arrays [T]: min(exp(A / TEMPERATURE), MAX_WEIGHT), where A is an episode's worth minus the mean worth
-    of all episodes from frames of similar progress.
+def exponentiated(advantages: Sequence[Curve]) -> list[Curve]:
+    """Returns [E] arrays [T]: min(exp(A / TEMPERATURE), MAX_WEIGHT) of the advantages A; 0 where they are NaN.
 
-    Frames of unknown progress are compared with the overall mean; episodes of unknown worth weigh 0.
-
-    Source: Peng et al. 2019, arXiv:1910.00177 (AWR). Departure: the value is a table over progress, fitted to labels.
+    Source: Peng et al. 2019, arXiv:1910.00177 (AWR); Kostrikov et al. 2022, arXiv:2110.06169 (IQL).
     """
-    return [
-        np.where(np.isfinite(part), np.minimum(np.exp(part / TEMPERATURE), MAX_WEIGHT), 0.0)
-        for part in _advantages(curves, worth)
-    ]
+    return [np.where(np.isfinite(part), np.minimum(np.exp(part / TEMPERATURE), MAX_WEIGHT), 0.0) for part in advantages]
 
 
-def better_than_expected(curves: Sequence[Curve], worth: Curve) -> FloatArray:
-    """Returns [M]: 1 for the `POSITIVE` share of answers with the largest advantages (see `advantage_weights`) above 0,
-    0 for the others; NaN in episodes of unknown worth.
+def better_than_expected(advantages: Sequence[Curve]) -> FloatArray:
+    """Returns [M]: 1 for the `POSITIVE` share of answers with the largest advantages above 0, 0 for the others; NaN
+    where they are.
 
-    Source: the threshold of RECAP (Physical Intelligence 2025, arXiv:2511.14759), here on judged returns; `policies.
-    advantage_prompt` lists the departures.
+    Source: the threshold of RECAP (Physical Intelligence 2025, arXiv:2511.14759); `policies.advantage_prompt` lists the
+    departures.
 
     Raises:
         UsageError: no advantage is above 0.
     """
-    found = np.concatenate([np.zeros(0), *_advantages(curves, worth)])
+    found = np.concatenate([np.zeros(0), *advantages])
     threshold = np.nanquantile(found, 1 - POSITIVE)
     positive = (found > 0) & (found >= threshold)
     if not positive.any():
@@ -238,9 +245,38 @@ def better_than_expected(curves: Sequence[Curve], worth: Curve) -> FloatArray:
     return np.where(np.isfinite(found), positive, np.nan).astype(np.float32)
 
 
-def _advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
+def n_step_advantages(values: Sequence[Curve], outcomes: Mapping[int, float], num_steps: int) -> list[Curve]:
+    """Returns [E] arrays [T]: what an episode was worth after `num_steps` more answers, minus what it was worth before.
+
+    Args:
+        values: E arrays [T] of V before each answer, the probability of success.
+        outcomes: outcome in [0, 1] by episode number, which counts where the episode was over by then; NaN without one.
+        num_steps: N, answers; 0: to the episode's end.
+
+    Source: RECAP (Physical Intelligence 2025, arXiv:2511.14759), eq. 1, with the outcome as the only reward.
+    """
+    found = []
+    for number, value in enumerate(values):
+        steps = num_steps or len(value)
+        # A_t = V(s_t+N) - V(s_t), and the outcome in place of V(s_t+N) at the end
+        later = np.append(value[steps:], np.full(min(steps, len(value)), outcomes.get(number, np.nan)))
+        found.append(later - value)
+    return found
+
+
+def _advantages(
+    labels: RecordedLabels, lengths: Sequence[int], curves: Sequence[Curve], worth: Curve, num_steps: int
+) -> list[Curve]:
+    """Returns [E] arrays [T], `n_step_advantages` of labels with a value, else `table_advantages`."""
+    if not labels.values:
+        return table_advantages(curves, worth)
+    values = [_curve(labels.values, number, np.arange(length)) for number, length in enumerate(lengths)]
+    return n_step_advantages(values, labels.outcomes, num_steps)
+
+
+def table_advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
     """Returns [E] arrays [T]: an episode's worth minus the mean worth of all episodes from frames of similar progress;
-    NaN if the worth is unknown.
+    NaN if the worth is unknown. Frames of unknown progress are compared with the overall mean.
     """
     known = np.isfinite(worth)
     if not known.any():
@@ -256,10 +292,10 @@ def _advantages(curves: Sequence[Curve], worth: Curve) -> list[Curve]:
     return [value - table[rows] for rows, value in zip(bins, worth.tolist(), strict=True)]
 
 
-def _curve(labels: RecordedLabels, number: int, length: int) -> Curve:
-    """Returns [T], progress of an episode's frames: linearly interpolated between answers, elsewhere NaN."""
-    known = sorted((frame, value) for (episode, frame), value in labels.progress.items() if episode == number)
-    return filled(np.arange(length), [frame for frame, _ in known], [value for _, value in known])
+def _curve(labels: Mapping[tuple[int, int], float], number: int, frames: IntArray) -> Curve:
+    """Returns labels of an episode at `frames`: linearly interpolated between those there are, elsewhere NaN."""
+    known = sorted((frame, value) for (episode, frame), value in labels.items() if episode == number)
+    return filled(frames, [frame for frame, _ in known], [value for _, value in known])
 
 
 def _worth(labels: RecordedLabels, number: int, curve: Curve) -> float:

@@ -143,6 +143,14 @@ class Env(gym.Env[Obs, Act]):
         """
         return tuple(getattr(self, "instructions", ()))
 
+    def landmarks(self, snapshots: FloatArray) -> FloatArray:
+        """Returns `[N, K, D]`, the positions of the hand (first) and of the things that the task involves: ground truth
+        for critics and for auxiliary losses of policies.
+
+        Without landmarks, the default (K = 0), a critic sees the snapshots themselves.
+        """
+        return np.empty((len(snapshots), 0, 3), np.float32)
+
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
         """Returns the full state as arrays, numbers and strings: after `set_state` the future is bit-identical."""
@@ -466,14 +474,6 @@ class ChunkEnv(Env[Observations, FloatArray]):
     def draw_sized(self, snapshots: FloatArray, size_px: int | None, camera: str = "") -> Frames:
         assert size_px is not None, "only envs in turns have a size of their own"
         return self.draw(snapshots, size_px, camera)
-
-    def landmarks(self, snapshots: FloatArray) -> FloatArray:
-        """Returns `[N, K, D]`, the positions of the hand (first) and of the things that the task involves: ground truth
-        for critics and for auxiliary losses of policies.
-
-        Without landmarks, the default (K = 0), a critic sees the snapshots themselves.
-        """
-        return np.empty((len(snapshots), 0, 3), np.float32)
 
     def offsets(self, snapshots: FloatArray) -> FloatArray:
         """Returns `[N, W]`, the vectors from the hand to the other landmarks, in multiples of `offset_unit`."""

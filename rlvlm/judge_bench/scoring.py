@@ -90,6 +90,10 @@ class ScoredEpisode:
     """Score of the whole episode in [0, 1]; NaN if the answer could not be read, or was not asked for."""
     success_status: str = ""
     """Status of the answer about success; empty if it was not asked."""
+    values: FloatArray = field(default_factory=lambda: np.zeros((0, 2), np.float32))
+    """[n, 2] learned probability of success at each of `frames`, and its upper expectile; empty if none was learned."""
+    outcome: float = math.nan
+    """Outcome in [0, 1] that these were learned from; NaN if unknown."""
     strip: Frames = field(default_factory=lambda: np.zeros((0, 1, 1, 3), np.uint8))
     """[m, H, W, 3] small images along the episode, including the first and the last."""
     rows: tuple[tuple[int, Item, Answer], ...] = ()

@@ -48,6 +48,8 @@ _TILES = {
     "false negatives": metrics.JUDGE_FALSE_NEGATIVES,
     "area under the curve": metrics.JUDGE_AUC,
     "calibration error": metrics.JUDGE_CALIBRATION,
+    "calibration error of the learned value": metrics.VALUE_CALIBRATION,
+    "spread of the learned value": metrics.VALUE_SPREAD,
     "shown backwards": metrics.JUDGE_BACKWARDS_SCORE,
     "with another goal": metrics.JUDGE_OTHER_GOAL_SCORE,
     "the robot's movement alone": metrics.JUDGE_ROBOT_ALONE_SCORE,

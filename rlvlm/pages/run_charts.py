@@ -153,6 +153,10 @@ def draw_judge_over_training(rows: Sequence[Mapping[str, Any]], title: str) -> F
             "calibration error": (metrics.JUDGE_CALIBRATION, OUTCOMES["invalid"]),
             "area under the curve": (metrics.JUDGE_AUC, INK),
         }),
+        ("The value that is learned from its outcomes", {
+            "calibration error": (metrics.VALUE_CALIBRATION, OUTCOMES["invalid"]),
+            "spread of its heads": (metrics.VALUE_SPREAD, ACCENT),
+        }),
         ("Controls: the best scored, shown again", {
             "as it was": (metrics.JUDGE_CONTROL_SCORE, OUTCOMES["correct"]),
             "backwards": (metrics.JUDGE_BACKWARDS_SCORE, OUTCOMES["incorrect"]),

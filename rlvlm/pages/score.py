@@ -61,13 +61,17 @@ class ScoredData:
         by = asdict(self.stamp)
         for episode in self.episodes:
             about = {"episode": episode.number, "name": episode.name, "goal": episode.goal} | by
-            progress = zip(episode.frames.tolist(), episode.progress.tolist(), episode.statuses, strict=False)
-            for frame, value, status in progress:
-                if status:
-                    yield about | {"frame": frame, "progress": _or_none(value), "status": status}
+            statuses = episode.statuses or ("",) * len(episode.frames)
+            values = episode.values.tolist() or [(None, None)] * len(episode.frames)
+            columns = zip(episode.frames.tolist(), episode.progress.tolist(), statuses, values, strict=True)
+            for frame, progress, status, (value, upper) in columns:
+                if status or value is not None:
+                    told = {"progress": _or_none(progress), "value": value, "upper_value": upper, "status": status}
+                    yield about | {"frame": frame} | told
             status = episode.success_status or ("" if len(episode.frames) else "unreadable")
-            if status:
-                yield about | {"success": _or_none(episode.success), "status": status}
+            if status or math.isfinite(episode.outcome):
+                told = {"success": _or_none(episode.success), "value": _or_none(episode.outcome), "status": status}
+                yield about | told
 
     def pairs(self) -> Iterator[dict[str, Any]]:
         """Yields the comparisons as rows of `rlvlm.labels.export.SCHEMA`."""

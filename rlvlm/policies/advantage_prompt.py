@@ -1,13 +1,17 @@
-"""Conditioning on judged return: the prompt tells a policy whether its answer is to be better than expected.
+"""Conditioning on advantages: the prompt tells a policy whether its answer is to be better than expected.
 
 It imitates all demonstrations, good and bad, each labelled as such, and is prompted for good answers when it plays.
 
-Source: the prompts of RECAP (Physical Intelligence 2025, arXiv:2511.14759), of which this is a part. Departures:
-1. There is no value model: what is expected is the mean judged worth of episodes at similar progress (`weighting`).
-2. An answer is labelled by its whole episode's worth, not by an advantage of N steps.
-3. Labels to drop are drawn once and not in each step.
-4. There is no guidance by the difference between the two prompts, and no corrections by people.
-5. Data are collected once: no rounds of collecting, labelling and training.
+Source: RECAP (Physical Intelligence 2025, arXiv:2511.14759). Departures:
+1. The value is the probability that the episode is called a success by a judge (`rlvlm score --value`), of small
+   networks that see small images; there it is the expected time to success, of a VLM, and outcomes are true.
+2. An answer is predicted by a network that has not seen how its episode ended; there the value has seen all.
+3. Advantages of N answers as there, but the better 40 % of them must be above 0 too.
+4. Labels to drop are drawn once and not in each step.
+5. There is no guidance by the difference between the two prompts, and corrections by people are not known as such.
+6. Data are collected once: no rounds of collecting, labelling and training.
+Of labels without a value this is conditioned on judged return: an answer is labelled by its whole episode's worth minus
+the mean worth of episodes at similar progress (`demonstrations.weighting`), and no figure of it says anything of RECAP.
 """
 
 from collections.abc import Sequence

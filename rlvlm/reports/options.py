@@ -145,6 +145,9 @@ class ScoreOptions:
     frame_signals.parquet in LeRobot's form lerobot.frame_signals, version 1, a proposal that may still change."""
     against: Path | None = None
     """File labels.parquet of another judge on the same data: episodes about which the two disagree are suspicious."""
+    value: bool = False
+    """Whether to learn from the labels the probability of success at each frame, for `sft.weighting` advantage,
+    condition and iql; needs rlvlm[train]."""
     preflight: int = 20
     """Number of known items that are asked first; a judge with meaningless answers is refused. 0 asks none."""
     out: Path | None = None

@@ -99,6 +99,8 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
     )
     if recordings.path.is_dir() and out.resolve().is_relative_to(recordings.path.resolve()):
         raise UsageError(f"{out} lies inside of the data, which are not written to", "name another folder with --out")
+    if options.value:
+        check_train("--value, a network,")
     if options.app:
         check_train("--app, a Serve app,")
     else:
@@ -129,9 +131,15 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
             screen.finish()
     wall_s = screen.wall_s
     episodes.sort(key=lambda episode: episode.number)
+    told: dict[str, str] = {}
+    if options.value:
+        from rlvlm.reports.score_value import learn_values  # torch, which labels do not need
+
+        episodes, told = learn_values(episodes, recordings, options.seed)
     is_whole = error is None and len(episodes) == data.num_episodes
     found = ScoredData(recordings.path.name, data, asked, kept.stamp, tuple(episodes), strips, is_whole, other, faults)
     row = found.row() | {"asked": kept.misses, "from_store": kept.hits, "wall_s": round(wall_s, 1)}
+    row["summary"] |= told
     _write_tables(out, found, is_lerobot=recordings.form == "lerobot", with_signals=bool(options.form))
     write_json(out / ROW_FILE, row)
     sections = found.sections(row)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Literal
 
-from rlvlm.core.checks import check_interval, check_least, check_shares
+from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
 from rlvlm.core.guests import short_names
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.core.references import is_reference
@@ -168,11 +168,49 @@ class StepRewardConfig:
         return f"{self.teacher}{mark} {answers}, {self.model} reward"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueConfig:
+    """Settings of a value of outcomes, an ensemble of networks that is only used in training; see
+    `algorithms.outcome_value`.
+    """
+
+    hidden: int = 128
+    """Width of a network's two layers."""
+    lr: float = 1e-3
+    """Step size of AdamW."""
+    steps: int = 100
+    """Gradient steps before each update."""
+    batch_size: int = 256
+    """Turns or chunks per step."""
+    episodes: int = 2_000
+    """Number of newest episodes that it is trained on, >= 1."""
+    heads: int = 1
+    """Networks of the ensemble, 1 to 5; their mean is the value, and their standard deviation the spread."""
+    gamma: float = 1.0
+    """Discount per turn or chunk, in [0, 1]; 1: the probability of success itself."""
+    td_lambda: float = 1.0
+    """Lambda of the targets, in [0, 1]. 1: the episode's outcome (Monte Carlo); lower: the value of the next state
+    counts too, which learns from parts of episodes that ended differently."""
+    monte_carlo: int = 5
+    """Rounds of training at the start, one before each update, with lambda 1: the first values mean nothing."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "value", "lr")
+        check_least(self, "value", 1, "hidden", "steps", "batch_size", "episodes", "heads")
+        check_least(self, "value", 0, "monte_carlo")
+        check_shares(self, "value", "gamma", "td_lambda")
+        if self.heads > 5:
+            raise ValueError(f"value.heads must be 1 to 5, got {self.heads}; each is trained, and five tell the spread")
+
+
+SHAPING_VALUE = ValueConfig(heads=3, td_lambda=0.9)
+"""The network of `reward.shaping value`."""
 FALSE_POSITIVES = 0.2
 """Default share of failures that the teacher biased calls successes."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress", "measured"]
 """Scorer of turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
-except for a share of failures that it calls successes, the control that the monitor must catch; progress: the
+except for a share of failures that it calls successes, or the other way round, the control that the monitor must
+catch; progress: the
 simulator's progress with noise, a judge of adjustable quality, to study graded scores; measured: scores that a judge
 gave in `rlvlm judge-bench` to episodes of similar progress."""
 
@@ -290,10 +328,21 @@ class TurnRewardConfig:
     """Name of a running Serve app whose judge is asked for answers missing from the run's own; empty for none."""
     false_positives: float = FALSE_POSITIVES
     """Share of failures that the teacher biased calls successes, in [0, 1]."""
+    false_negatives: float = 0.0
+    """Share of successes that the teacher biased calls failures, in [0, 1]."""
     noise: float = 0.0
     """Standard deviation of the noise of the teacher progress, >= 0."""
     measured: FilePath = ""
     """File bench.json of a judge (`rlvlm judge-bench`) for the teacher measured."""
+    shaping: Literal["none", "value"] = "none"
+    """Reward of each turn or chunk beside the outcome, which is a judge's score of the whole episode, or success.
+    value: by how much the turn changed the learned probability of success, gamma V(s') - V(s), which leaves the best
+    policy as it is. For advantages of turns (ppo, grpo_turns, rloo_turns); asks the judge no further question."""
+    value: ValueConfig = SHAPING_VALUE
+    """The network that `shaping value` learns from the outcomes of the run's own episodes."""
+    corrects_noise: bool = True
+    """Whether this network allows for the outcomes that are wrong, by the rates of false positives and false negatives
+    of the preflight's known episodes (of the teacher biased: its own)."""
     parts: int = 4
     """Number of parts in which a rollout of whole episodes is played, >= 1: a judge scores one while the next is
     played. It is lower if a part would not have a group for each env runner."""
@@ -303,16 +352,18 @@ class TurnRewardConfig:
         check_least(self, "reward", 2, "num_frames")
         check_least(self, "reward", 1, "frame_px", "parts")
         check_least(self, "reward", 0, "noise", "success_weight")
-        check_shares(self, "reward", "neutral", "false_positives")
+        check_shares(self, "reward", "neutral", "false_positives", "false_negatives")
         # settings that only a scorer reads, against the fields' defaults: envs in turns and in chunks have another
         # `per`
         defaults = {field.name: field.default for field in fields(self)}
         of_scorer = ("per", "clip", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
         idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
         threshold = self.threshold
-        if self.false_positives != FALSE_POSITIVES and self.teacher != "biased":
+        wrong = (self.false_positives, self.false_negatives)
+        if wrong != (FALSE_POSITIVES, 0.0) and self.teacher != "biased":
             raise ValueError(
-                f"reward.false_positives goes with the teacher biased, got {self.false_positives} for {self.teacher}"
+                "reward.false_positives goes with the teacher biased, and reward.false_negatives too, got "
+                f"{wrong[0]:g} and {wrong[1]:g} for {self.teacher}"
             )
         if (self.source == "mixture") != bool(self.mixture.used):
             raise ValueError(
@@ -355,6 +406,13 @@ class TurnRewardConfig:
                 f"reward.clip growing goes with reward.per turn, got {self.per}, and with reward.without_answer drop "
                 f"or stop, got {self.without_answer}: a gain needs both scores"
             )
+        if self.shaping == "none" and (not self.corrects_noise or self.value != SHAPING_VALUE):
+            raise ValueError("reward.value and reward.corrects_noise have no effect without reward.shaping value")
+        if self.shaping == "value" and not (self.source == "success" or (self.scores and self.per == "episode")):
+            raise ValueError(
+                "reward.shaping value learns from the outcomes of whole episodes: set reward.source success, or judged "
+                f"with reward.per episode; got {self.source}, per {self.per}"
+            )
         if self.success_weight and self.per == "turn":
             raise ValueError("reward.success_weight is beside the score of a whole episode; set reward.per episode")
 
@@ -389,7 +447,7 @@ class TurnRewardConfig:
             text = f"{self.teacher}{' gain' if self.clip == 'growing' else ''} per {self.per}"
         else:
             text = {"environment": "env reward", "success": "env success"}[self.source]
-        return text + mark
+        return text + (" + value" if self.shaping == "value" else "") + mark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,6 +470,7 @@ class ChunkRewardConfig(TurnRewardConfig):
         who, bound = judge if self.asks_judge else self.teacher, self.threshold
         kind = "score" if bound is None else f"score >= {bound if isinstance(bound, str) else format(bound, 'g')}"
         added = f" + {self.success_weight:g} env success" if self.success_weight else ""
+        added += " + value" if self.shaping == "value" else ""
         return f"{who} {kind} of the video{added}{mark}"
 
 

@@ -18,7 +18,7 @@ from rlvlm.envs.env import Env
 from rlvlm.judges.agreement import area_under_curve
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
-from rlvlm.rewards.monitor import JudgeMonitor
+from rlvlm.rewards.monitor import MIN_KNOWN, JudgeMonitor
 from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import NO_PATH, ScoredItem, ScoringItem
 
@@ -56,6 +56,7 @@ class JudgedTurns(Stateful):
         "threshold": "threshold",
         "known": "_known",
         "num_watched": "_num_watched",
+        "rates": "rates",
     }
 
     def __init__(
@@ -85,15 +86,21 @@ class JudgedTurns(Stateful):
         self._known: list[dict[str, Any]] = []
         """Known items that are shown again, with their scores before the run."""
         self._num_watched = 0
+        self.rates = [0.0, 0.0]
+        """Mean score of known failures, and 1 minus that of known successes: its false positives and negatives, if
+        scores are 0 or 1. 0 before they are known."""
         self.make_forgetful: Callable[[], Scorer] | None = None
         """Makes the same judge without its memory, for these; None shows none."""
 
     def expect(self, asked: Sequence[tuple[ScoringItem, Score]]) -> None:
         """Takes known items and the judge's scores of them, before the run, as what it is to be held to."""
-        known = [
-            (item, score.value) for item, score in asked if score.value is not None and item.is_success is not None
-        ]
+        answered = [(item, score) for item, score in asked if score.value is not None and item.is_success is not None]
+        known = [(item, score.value) for item, score in answered]
         self.monitor.expect([value for _, value in known], [bool(item.is_success) for item, _ in known])
+        for truth in (False, True):
+            values = [self._value(score) for item, score in answered if bool(item.is_success) is truth]
+            if len(values) >= MIN_KNOWN:
+                self.rates[truth] = abs(truth - float(np.mean(values)))
         count = self._config.monitor.known_again
         # half of them successes, if there are as many: a judge may forget what success looks like, or failure
         halves = [[pair for pair in known if bool(pair[0].is_success) is truth] for truth in (True, False)]
@@ -186,6 +193,12 @@ class JudgedTurns(Stateful):
         self.monitor.note([value for value, _ in ended], [truth for _, truth in ended])
         return figures
 
+    def outcomes(self, episodes: Sequence[TokenEpisode]) -> FloatArray:
+        """Returns [E], the scores in [0, 1] of the episodes labelled last; NaN without an answer, or an end."""
+        given = [self._given.get(_key(episode, len(episode) - 1)) for episode in episodes]
+        values = [self._value(asked[1]) if asked and asked[1].value is not None else math.nan for asked in given]
+        return np.array(values, np.float32)
+
     def measure_noise(self, known: Sequence[ScoringItem], scorer: Scorer) -> float:
         """Returns the standard deviation of an episode's reward when the judge is asked again.
 
@@ -241,7 +254,8 @@ class JudgedTurns(Stateful):
         self._answered.clear()
         self._records = []
         self._worth = {int(slot): float(worth) for slot, worth in state.get("worth", [])}
-        super().set_state({"known": [], "num_watched": 0} | state)  # older checkpoints know no known items
+        older = {"known": [], "num_watched": 0, "rates": [0.0, 0.0]}  # what older checkpoints do not have
+        super().set_state(older | state)
         self.monitor.success_threshold = float(state["success_threshold"])
 
     def _questions(self, episode: TokenEpisode) -> list[Question]:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 MIN_EPISODES = 30
 """Number of failures, or of controls, below which no conclusion is drawn from a share of them."""
-_MIN_KNOWN = 8
+MIN_KNOWN = 8
 """Number of known failures, or successes, below which they are no baseline."""
 CONFIDENCE = 0.9973
 """Confidence of the intervals behind an alarm, three standard deviations: it is checked after every update, and
@@ -289,7 +289,7 @@ class JudgeMonitor(Stateful):
                 what = f"of {count} of its best scored that were {way}, {hits} kept half of their lead over the start"
                 yield kind, f"{what}: it does not look for the goal"
         ends = _area_interval(self._recent)
-        before = _area_interval(self._known, _MIN_KNOWN)
+        before = _area_interval(self._known, MIN_KNOWN)
         if ends is not None and ends[1] < min(self._config.min_auc, 1.0 if before is None else before[0]):
             bound = f"monitor.min_auc is {self._config.min_auc:g}"
             known = "" if before is None else f", of known items between {before[0]:.2f} and {before[1]:.2f}"
@@ -304,7 +304,7 @@ class JudgeMonitor(Stateful):
         low, _ = wilson_interval(hits, failures, CONFIDENCE)
         bound = self._config.max_false_positives
         known_hits, known_failures = self._called_successes(self._known)
-        if known_failures < _MIN_KNOWN:
+        if known_failures < MIN_KNOWN:
             if low > max(bound, _MOST_FALSE):
                 yield 1, f"it calls {hits} of {failures} failures successes"
         elif low > bound and has_risen((hits, failures), (known_hits, known_failures), CONFIDENCE):
@@ -341,7 +341,7 @@ class JudgeMonitor(Stateful):
         called = sum(score >= self.success_threshold for score in starts)
         if len(starts) >= MIN_EPISODES and wilson_interval(called, len(starts), CONFIDENCE)[0] > _MOST_FALSE:
             yield 7, f"of {len(starts)} episodes' first moments alone, it calls {called} successes"
-        if len(self._again) >= _MIN_KNOWN:
+        if len(self._again) >= MIN_KNOWN:
             before, now, truth = np.array(self._again).T
             # once as they are, once by how far successes lie above failures
             for shift in (now - before, (now - before) * np.where(truth > 0, 1, -1)):
@@ -356,7 +356,7 @@ class JudgeMonitor(Stateful):
         bound; None without a full window or with few known successes.
         """
         known = [score for score, truth in self._known if truth]
-        if len(known) < _MIN_KNOWN or len(self._recent) < self._config.window:
+        if len(known) < MIN_KNOWN or len(self._recent) < self._config.window:
             return None
         newest = [row[0] for row in self._recent]
         area = area_under_curve([*newest, *known], [True] * len(newest) + [False] * len(known))

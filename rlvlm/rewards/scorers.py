@@ -246,19 +246,21 @@ def random_scorer(seed: int) -> SimulatedScorer:
     return SimulatedScorer(lambda _, rng: float(rng.random()), seed, "random")
 
 
-def biased_scorer(false_positives: float, seed: int) -> SimulatedScorer:
-    """Returns a scorer of the truth, 1 or 0, that calls a share of failures, in [0, 1], successes.
+def biased_scorer(false_positives: float, seed: int, false_negatives: float = 0.0) -> SimulatedScorer:
+    """Returns a scorer of the truth, 1 or 0, that calls a share of failures, in [0, 1], successes, and a share of
+    successes failures.
 
-    It is the control that the monitor must catch. `seed` decides which failures these are.
+    It is the control that the monitor must catch. `seed` decides which episodes these are.
     """
 
     def value(item: ScoringItem, _: np.random.Generator) -> float:
         # by item and not at random: the same failure fools the judge every time, as it would a real one
         digest = hashlib.sha256(seed.to_bytes(8, "big", signed=True) + item.key).digest()
         chance = int.from_bytes(digest[:8], "big") / 2**64
-        return float(item.is_success or chance < false_positives)
+        return float(chance >= false_negatives if item.is_success else chance < false_positives)
 
-    return SimulatedScorer(value, seed, "biased", f"false_positives={false_positives:g} ")
+    said = f"false_positives={false_positives:g} false_negatives={false_negatives:g} "
+    return SimulatedScorer(value, seed, "biased", said)
 
 
 def progress_scorer(noise: float, seed: int) -> SimulatedScorer:
@@ -347,7 +349,7 @@ def make_scorer(  # noqa: PLR0913 - all of them parts of a run
     if reward.teacher == "random":
         return random_scorer(seed)
     if reward.teacher == "biased":
-        return biased_scorer(reward.false_positives, seed)
+        return biased_scorer(reward.false_positives, seed, reward.false_negatives)
     if reward.teacher == "progress":
         return progress_scorer(reward.noise, seed)
     if reward.teacher == "measured":

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,11 @@ from rlvlm.demonstrations.weighting import (
     MAX_WEIGHT,
     TEMPERATURE,
     Weights,
-    advantage_weights,
     better_than_expected,
+    exponentiated,
+    n_step_advantages,
     progress_weights,
+    table_advantages,
     weigh,
 )
 
@@ -36,19 +40,52 @@ def test_gains_in_progress_by_hand() -> None:
 
 def test_advantages_by_hand() -> None:
     # of like progress (a bin each) the worths are 1 and 0: the value is .5, the advantages .5 and -.5
-    found = advantage_weights([np.array([0.05, 0.55]), np.array([0.05])], np.array([1.0, 0.0]))
+    found = exponentiated(table_advantages([np.array([0.05, 0.55]), np.array([0.05])], np.array([1.0, 0.0])))
     np.testing.assert_allclose(found[0], [np.exp(0.5 / TEMPERATURE), 1.0])
     np.testing.assert_allclose(found[1], [np.exp(-0.5 / TEMPERATURE)])
     assert MAX_WEIGHT > found[0][0]
-    unknown = advantage_weights([np.array([0.1]), np.array([0.1])], np.array([np.nan, 0.4]))
+    unknown = exponentiated(table_advantages([np.array([0.1]), np.array([0.1])], np.array([np.nan, 0.4])))
     assert [part.tolist() for part in unknown] == [[0.0], [1.0]]
+
+
+VALUES = ([0.5, 0.4, 0.8, 0.9], [0.5, 0.6], [0.5, 0.3, 0.1], [0.5])
+"""Four episodes: a success that first went wrong, a failure, one without an outcome, and a lucky one."""
+
+
+def test_advantages_of_two_answers_by_hand() -> None:
+    """After two more answers .8 and .9 are left of the first, and then its outcome, 1."""
+    found = n_step_advantages([np.array(values) for values in VALUES], {0: 1.0, 1: 0.0, 3: 1.0}, 2)
+    by_hand = ([0.8 - 0.5, 0.9 - 0.4, 1 - 0.8, 1 - 0.9], [-0.5, -0.6], [0.1 - 0.5, np.nan, np.nan], [0.5])
+    for own, expected in zip(found, by_hand, strict=True):
+        np.testing.assert_allclose(own, expected)
+    to_the_end = n_step_advantages([np.array(values) for values in VALUES], {0: 1.0, 1: 0.0, 3: 1.0}, 0)
+    np.testing.assert_allclose(np.concatenate(to_the_end[:2]), [0.5, 0.6, 0.2, 0.1, -0.5, -0.6])
+    assert np.isnan(to_the_end[2]).all()
+
+
+def test_labels_with_a_value_weigh_each_answer_by_its_own_advantage() -> None:
+    frames = {(number, frame): value for number, own in enumerate(VALUES) for frame, value in enumerate(own)}
+    given = replace(labels({}, {0: 0.9}), values=frames, outcomes={0: 1.0, 1: 0.0, 3: 1.0})
+    lengths = [len(values) for values in VALUES]
+    weights = weigh(given, lengths, "advantage", 0.5, 2).values
+    expected = np.exp(np.array([0.3, 0.5, 0.2, 0.1, -0.5, -0.6, -0.4, -np.inf, -np.inf, 0.5]) / TEMPERATURE)
+    np.testing.assert_allclose(weights, expected / expected.mean(), rtol=1e-5)
+    told = weigh(given, lengths, "condition", 0.5, 2).judged
+    np.testing.assert_array_equal(told, [1, 1, 0, 0, 0, 0, 0, np.nan, np.nan, 1])
+    upper = replace(given, upper_values=frames)
+    one = np.exp(np.array([-0.1, 0.4, 0.1, 0.1, 0.1, -0.6, -0.2, -0.2, -np.inf, 0.5]) / TEMPERATURE)
+    np.testing.assert_allclose(weigh(upper, lengths, "iql", 0.5).values, one / one.mean(), rtol=1e-5)
+    with pytest.raises(UsageError, match="iql needs a value, which these labels lack"):
+        weigh(given, lengths, "iql", 0.5)
 
 
 def test_at_most_two_in_five_count_as_better_than_expected() -> None:
     worth = np.array([1.0, 0.8, 0.0, 0.0, np.nan])
-    found = better_than_expected([np.array([0.05, 0.15])] * 5, worth)  # means .45 in both bins of progress
+    found = better_than_expected(
+        table_advantages([np.array([0.05, 0.15])] * 5, worth)
+    )  # means .45 in both bins of progress
     assert found[:8].tolist() == [1, 1, 1, 1, 0, 0, 0, 0] and np.isnan(found[8:]).all()
-    few = better_than_expected([np.array([0.05])] * 10, np.arange(10) / 10)
+    few = better_than_expected(table_advantages([np.array([0.05])] * 10, np.arange(10) / 10))
     assert few.tolist() == [0] * 6 + [1] * 4
 
 

@@ -9,7 +9,6 @@ import pytest
 from filmed_lamp import FilmedLamp
 
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
-from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core.errors import MachineError, RunError, UsageError
@@ -18,6 +17,7 @@ from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.envs.check import check_turn_env
 from rlvlm.envs.pixels import PIXELS, SNAPSHOT_SIZE, KeptPixels, PixelStore, encode
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.rewards.config import ValueConfig
 
 
 @pytest.fixture(autouse=True)
@@ -193,4 +193,6 @@ def test_demonstrations_bring_their_images(tmp_path: Path, monkeypatch: pytest.M
     assert (drawn["above"] != drawn["hand"]).any()
     assert env.draw_cameras(first.arrays["snapshots"], 32).shape == (len(drawn["hand"]), 2, 32, 32, 3)
     with pytest.raises(UsageError, match="FilmedBall gives pixels alone"):
-        Critic(CriticConfig(), env, 0)
+        Critic(ValueConfig(), env, 0)
+    seen = Critic(ValueConfig(), env, 0, sees_images=True)._seen(first.arrays["snapshots"])
+    assert seen.shape == (len(drawn["hand"]), 3 * 16 * 16) and 0 <= seen.min() < seen.max() <= 1

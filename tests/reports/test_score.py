@@ -34,6 +34,7 @@ from rlvlm.demonstrations.recorded_labels import (
     write_lerobot_progress,
 )
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
+from rlvlm.demonstrations.weighting import weigh
 from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.images import image_digest
@@ -177,6 +178,24 @@ def test_a_dry_run_says_the_price_and_labels_nothing(tmp_path: Path, capsys: pyt
     pairs = 2 * (2 * num + num - 1)
     assert re.search(rf"pairs +{pairs} +{2 * pairs} ", said) and "Nothing was measured" in said
     assert not list(data.with_name("data.labels").glob("*.parquet"))
+
+
+@pytest.mark.slow
+def test_a_value_of_the_outcomes_stands_beside_the_labels(tmp_path: Path) -> None:
+    data = write_data(tmp_path, "libero", films() * 4)
+    rows, found = score(data, "--value", "--judge.faulty", "ok")
+    frames, wholes = ([row for row in rows if (row["frame"] is None) is is_whole] for is_whole in (False, True))
+    assert all(0 <= row["value"] <= 1 and 0 <= row["upper_value"] <= 1 for row in frames)
+    # bright last frames mean success to networks that have not seen this episode, but others like it
+    last = {row["episode"]: row["value"] for row in frames if row["frame"] == 12}
+    assert min(last[0], last[4]) > max(last[1], last[2], last[3]) + 0.2
+    assert [row["value"] for row in wholes[:5]] == [1, 0, 0, 0, 1] and "calibration error" in found["summary"]["value"]
+    labels = read_labels(tmp_path / "data.labels" / "labels.parquet", found["dataset"])
+    for weighting in ("advantage", "condition", "iql"):
+        assert weigh(labels, [13] * 20, weighting, 0.5, 4).values.max() > 0
+    shutil.rmtree(tmp_path / "data.labels")
+    rows, found = score(data, "--value", "--judge.faulty", "ok", judge="blind")
+    assert "all alike" in found["summary"]["value"] and {row["value"] for row in rows} == {None}
 
 
 @pytest.mark.slow

@@ -104,6 +104,9 @@ def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     assert np.mean(values) == pytest.approx(0.2, abs=0.03)
     assert values == [score.value for score in biased_scorer(0.2, 0).score(failures)]
     assert {score.value for score in biased_scorer(0.2, 0).score([shown(1, success=True)] * 9)} == {1.0}
+    successes = [replace(item, is_success=True) for item in failures]
+    found = [score.value or 0.0 for score in biased_scorer(0.0, 0, 0.3).score(successes)]
+    assert np.mean(found) == pytest.approx(0.7, abs=0.05), "and, if wanted, its share of successes for failures"
 
 
 def test_a_simulated_judge_of_progress_has_the_error_that_was_set() -> None:

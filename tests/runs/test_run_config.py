@@ -67,6 +67,7 @@ JUDGED = {"reward.source": "judged"}
         ("number_line", {"reward.per": "episode"}, "have no effect without scores"),
         ("push_block", {"reward.parts": 9}, "have no effect without scores"),
         ("push_block", {"reward.false_positives": 0.5}, "goes with the teacher biased"),
+        ("push_block", {"reward.false_negatives": 0.5}, "goes with the teacher biased"),
         ("drawer_open", {"reward.source": "environment", "reward.teacher": "oracle"}, "has no effect with"),
         ("drawer_open", JUDGED | {"reward.teacher": "oracle"}, "has no effect with"),
         # what is asked about, and how
@@ -180,6 +181,7 @@ def test_a_users_own_task_is_not_imported_to_check_settings() -> None:
         ("number_line", JUDGED, "gae, judge per turn", True),
         ("number_line", JUDGED | {"reward.teacher": "random"}, "gae, random per turn", False),
         ("push_block", JUDGED | {"reward.teacher": "biased"}, "grpo, biased score of the video", False),
+        ("number_line", {"reward.source": "success", "reward.shaping": "value"}, "gae, env success + value", False),
     ],
 )
 def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(

@@ -58,6 +58,8 @@ class Estimator:
     of its own: an unfinished one (`ends`) continues in the next rollout."""
     is_per_episode: bool = False
     """Whether all turns of an episode get the same advantage."""
+    compares_sums: bool = False
+    """Whether advantages depend on the sum of an episode's rewards, wherever they were given."""
 
     @property
     def has_critic(self) -> bool:
@@ -70,9 +72,9 @@ ESTIMATORS: dict[str, Estimator] = {}
 
 
 def estimator(
-    name: str, *needs: str, is_per_episode: bool = False
+    name: str, *needs: str, is_per_episode: bool = False, compares_sums: bool = False
 ) -> Callable[[Callable[[Trajectories, AdvantageConfig], Tensor]], Callable[[Trajectories, AdvantageConfig], Tensor]]:
-    """Registers the decorated function under `name`; for `needs` and `is_per_episode` see `Estimator`.
+    """Registers the decorated function under `name`; for the other arguments see `Estimator`.
 
     Raises:
         ValueError: a need is none of these.
@@ -83,7 +85,7 @@ def estimator(
     def register(
         compute: Callable[[Trajectories, AdvantageConfig], Tensor],
     ) -> Callable[[Trajectories, AdvantageConfig], Tensor]:
-        ESTIMATORS[name] = Estimator(compute, frozenset(needs), is_per_episode)
+        ESTIMATORS[name] = Estimator(compute, frozenset(needs), is_per_episode, compares_sums or is_per_episode)
         return compute
 
     return register
@@ -224,7 +226,7 @@ def rloo_turns(played: Trajectories, config: AdvantageConfig) -> Tensor:
     return compared_turns(played, config.gamma, _turn_keys(played), False, leaves_one_out=True)
 
 
-@estimator("gigpo", "groups", "states")
+@estimator("gigpo", "groups", "states", compares_sums=True)
 def gigpo(played: Trajectories, config: AdvantageConfig) -> Tensor:
     """Returns [T, E], GRPO plus each turn's return-to-go compared with the group's turns in an identical state.
 

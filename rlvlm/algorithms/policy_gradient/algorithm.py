@@ -139,9 +139,13 @@ class PolicyGradient(BaseAlgorithm):
             scorer = self._make_scorer(self.config.make_judge, remembers=self.rollouts.remembers)
         if reward.weights["novelty"]:
             novelty = TemporalNovelty(len(self._viewer.action_names), self._viewer.draw, self.config.seed)
+        critic: Critic | None = None
+        if reward.shaping == "value":
+            steps = self.config.env_settings.episode_steps
+            critic = Critic(reward.value, self._viewer, self.config.seed, episode_steps=steps, sees_images=True)
         labeller = RewardLabeller(
             reward, scorer, novelty, self.config.goal,
-            view=self._judge_viewer, refuses_faulty=self.config.refuses_faulty,
+            view=self._judge_viewer, refuses_faulty=self.config.refuses_faulty, critic=critic,
         )  # fmt: skip
         if labeller.asks and reward.asks_judge:
             labeller.judged.make_forgetful = self._make_forgetful
@@ -218,6 +222,7 @@ class PolicyGradient(BaseAlgorithm):
         began = time.monotonic()
         if self.rollouts.engine is not None:
             check_versions(episodes, self._version, self.config.algo.staleness)
+        episodes = self._labeller.shape(episodes, self.config.algo.advantage.gamma)
         # a critic of the state knows nothing in the first round: it is trained on it, while the policy waits
         learned = list(episodes) if self._critic is None else self._critic.fill(episodes)
         if learned:

@@ -158,6 +158,14 @@ class TokenConfig(BaseConfig):
                 "episode, for many times the questions; set --algo.advantage.estimator grpo_turns or rloo_turns, which "
                 "compare what is still to come at each turn, or --reward.per episode --reward.clip turn"
             )
+        if reward.shaping == "value" and (estimator.compares_sums or algo.advantage.values == "state"):
+            # sum over t of gamma V(s_t+1) - V(s_t): without a discount it is the same for all episodes of a group
+            raise ValueError(
+                "reward.shaping value pays each turn for the change of a value, which algo.advantage.estimator "
+                f"{algo.advantage.estimator} adds up over the episode, or algo.advantage.values state has in its "
+                "critic already; set --algo.advantage.estimator grpo_turns or rloo_turns, or --algo.preset ppo with "
+                "--algo.advantage.values policy"
+            )
         if self.kind == "chunks" and self.reward.weights["novelty"]:
             raise ValueError(
                 f"reward.mixture.novelty is that of the actions of envs in turns, which have names, got "

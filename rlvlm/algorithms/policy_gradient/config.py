@@ -7,32 +7,10 @@ from typing import Any, Literal
 from rlvlm.core.checks import check_least, check_positive, check_shares
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef
+from rlvlm.rewards.config import ValueConfig
 
 Granularity = Literal["token", "action", "answer", "weighted"]
 Averaging = Literal["turn", "trajectory", "token", "constant"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CriticConfig:
-    """Settings of a network that predicts an episode's score before each of its chunks, from the simulator's state.
-
-    It is only used in training: the policy still acts on images.
-    """
-
-    hidden: int = 128
-    """Width of its two layers."""
-    lr: float = 1e-3
-    """Step size of AdamW."""
-    steps: int = 100
-    """Gradient steps before each update."""
-    batch_size: int = 256
-    """Chunks per step."""
-    episodes: int = 2_000
-    """Number of newest episodes that it is trained on, >= 1."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "algo.advantage.critic", "lr")
-        check_least(self, "algo.advantage.critic", 1, "hidden", "steps", "batch_size", "episodes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +39,8 @@ class AdvantageConfig:
     values: Literal["policy", "state"] = "policy"
     """Source of the values for an estimator with a critic. policy: the policy's own value head; state: a network that
     sees the simulator's state, with an episode's score as its only reward."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: ValueConfig = field(default_factory=ValueConfig)
+    """The network of `values state`; it predicts an episode's score before each of its chunks."""
     min_spread: float = 1e-3
     """Minimum difference between the largest and the smallest score of a group, > 0; other groups are dropped."""
     scorer_noise: float | Literal["measured"] = 0.0
@@ -80,7 +59,7 @@ class AdvantageConfig:
             raise ValueError(f"{section}.scorer_noise must be >= 0, or measured, got {self.scorer_noise}")
         if self.scorer_noise == 0 and self.noise_factor != 2.0:
             raise ValueError(f"{section}.noise_factor has no effect without scorer_noise; set both or neither")
-        if self.values != "state" and self.critic != CriticConfig():
+        if self.values != "state" and self.critic != ValueConfig():
             raise ValueError(f"{section}.critic has no effect unless values is state")
 
 

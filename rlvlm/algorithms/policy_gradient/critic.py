@@ -1,74 +1,72 @@
-"""A critic of episodes in chunks: predicts the score from the simulator's state, so that each chunk gets its own
-credit. The algorithm has it fill in the values of every update's episodes.
+"""A critic of episodes from the simulator's state: values of chunks, so that each gets its own credit, or rewards of
+every turn by how much it changed the probability of success. The algorithm has it complete every update's episodes.
 
-Source: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees the state, for a policy that sees images); Schulman et
-al. 2017, arXiv:1707.06347 (PPO). Departures: scores are in [0, 1], so the critic is a classifier of them
-(cross-entropy); it is fitted to whole episodes' scores, those of several updates, and never bootstraps.
+Sources: Pinto et al. 2018, arXiv:1710.06542 (a critic that sees the state, for a policy that sees images); Schulman et
+al. 2017, arXiv:1707.06347 (PPO); Ng et al. 1999 (rewards by a potential). Departures: scores are in [0, 1], so the
+critic is a classifier of them (`outcome_value`), trained on those of several updates; and the potential changes from
+update to update (Devlin and Kudenko 2012, for whom the best policy stays the same too).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
-from rlvlm.algorithms.policy_gradient.config import CriticConfig
+from rlvlm.algorithms.outcome_value import OutcomeValue
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray
-from rlvlm.envs.env import ChunkEnv
+from rlvlm.judges.agreement import calibration_error
+from rlvlm.rewards.config import ValueConfig
 
-_WIDE = 5.0
-"""Maximum of features, in standard deviations; larger ones are clipped."""
-_LEAST_STD = 1e-4
-"""Minimum standard deviation of a feature, in its own units; one that varies less counts as constant."""
-_WEIGHT_DECAY = 1e-3
+_IMAGE_PX = 16
+"""Side of the images that stand for a state which snapshots do not contain."""
+NUM_GOALS = 16
+"""Flags of goals that the env does not list: goals share one if their hashes do."""
 
 
 class Critic(Stateful):
-    """Predicts an episode's score before each of its chunks.
+    """Predicts an episode's outcome before each of its turns or chunks.
 
     Args:
         config: sizes and step sizes.
         env: env of the task.
         seed: seed of weights and minibatches.
+        episode_steps: env steps of the longest episode; None: the env's.
+        sees_images: whether small images stand for the state of an env whose snapshots do not contain it.
 
     Raises:
         UsageError: the env's snapshots refer to images, and do not contain its state.
     """
 
-    STATE = {"network": "_network", "adam": "_optimizer", "generator": "_generator", "latest": "_latest"}
+    STATE = {"value": "_value", "latest": "_latest"}
 
-    def __init__(self, config: CriticConfig, env: ChunkEnv, seed: int) -> None:
-        if env.pixels is not None and not env.landmarks(np.zeros((1, env.snapshot_size), np.float32)).size:
+    def __init__(
+        self, config: ValueConfig, env: Any, seed: int, *, episode_steps: int | None = None, sees_images: bool = False
+    ) -> None:
+        nothing = np.zeros((1, env.snapshot_size), np.float32)
+        self._is_drawn = env.pixels is not None and not env.landmarks(nothing).size
+        if self._is_drawn and not sees_images:
             what = f"a critic of the state needs one, and {type(env).__name__} gives pixels alone"
             raise UsageError(what, "--algo.advantage.values policy --policy.pocket.has-values, or --algo.preset grpo")
-        self._config = config
-        self._env = env
-        self._generator = torch.Generator().manual_seed(seed)
-        self._asked = {text: index for index, text in enumerate(env.instructions)}
-        size = self._seen(np.zeros((1, env.snapshot_size), np.float32)).shape[1] + env.proprio_size + 1
-        size += len(self._asked)
-        width = config.hidden
-        # forked, so that the policy's random numbers are the same with and without a critic
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self._network = nn.Sequential(
-                nn.Linear(size, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
-            )
-        self._optimizer = torch.optim.AdamW(
-            self._network.parameters(), config.lr, weight_decay=_WEIGHT_DECAY, foreach=False
-        )
-        self._middle, self._spread = torch.zeros(size), torch.ones(size)
-        self._features = np.empty((0, size), np.float32)
-        self._scores = np.empty(0, np.float32)
-        self._lengths = np.empty(0, np.int64)
+        self._env, self._episode_steps = env, episode_steps or env.episode_steps
+        self._asked = {text: index for index, text in enumerate(getattr(env, "instructions", ()))}
+        num_flags = len(self._asked) or NUM_GOALS
+        size = 3 * _IMAGE_PX**2 if self._is_drawn else self._seen(nothing).shape[1]
+        size += getattr(env, "proprio_size", 0) + 1 + num_flags
+        self._value = OutcomeValue(config, size, seed, num_flags=num_flags)
+        self._pending: list[tuple[FloatArray, float, bool]] = []
+        """Features of finished episodes that it has not learned from, their outcomes, and their true ones."""
         self._latest: dict[str, float] = {}
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether it has learned from outcomes that differ."""
+        return self._value.tells_apart
 
     def fill(self, episodes: Sequence[TokenEpisode]) -> list[TokenEpisode]:
         """Returns the episodes with the predicted scores before each of their chunks; then trains the critic on them.
@@ -78,45 +76,92 @@ class Critic(Stateful):
         if not episodes:
             return []
         scores = np.array([episode.rewards.sum() for episode in episodes], np.float32)
-        lengths = np.array([len(episode) for episode in episodes])
-        features = np.concatenate([self._features_of(episode) for episode in episodes])
+        features = [self._features_of(episode)[:-1] for episode in episodes]
         filled: list[TokenEpisode] = []
-        if len(self._scores):
-            with torch.no_grad():
-                values = self._network(self._scaled(features))[:, 0].sigmoid().numpy()
-            parts = np.split(values, np.cumsum(lengths)[:-1])
+        if self._value.is_fitted:
+            parts = [self._value.predict(rows).mean(0) for rows in features]
             filled = [replace(episode, values=own) for episode, own in zip(episodes, parts, strict=True)]
-            came, self._latest = scores.repeat(lengths), {}
+            came, self._latest = scores.repeat([len(rows) for rows in features]), {}
             if came.max() > came.min():  # otherwise there is nothing to explain
-                self._latest[metrics.UPDATE_EXPLAINED] = 1.0 - float(np.var(came - values) / np.var(came))
-        else:
-            # scaled once, by the first rollout: a changing scale would change the meaning of the weights
-            self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
-            # divided by infinity, so that a constant feature is 0 and its noise is not amplified
-            self._spread[self._spread < _LEAST_STD] = torch.inf
-            first = features.shape[1] - len(self._asked)
-            self._middle[first:], self._spread[first:] = 0.0, 1.0  # other instructions come later
-        self._remember(scores, lengths, features)
-        self._learn()
+                explained = 1.0 - float(np.var(came - np.concatenate(parts)) / np.var(came))
+                self._latest[metrics.UPDATE_EXPLAINED] = explained
+        self._value.learn(features, scores)
         return filled
 
-    def _features_of(self, episode: TokenEpisode) -> FloatArray:
-        """Returns [C, F] before each chunk: the simulator's state, proprioception, the share of time elapsed, and which
-        of the env's instructions it follows.
+    def note(self, episodes: Sequence[TokenEpisode], outcomes: FloatArray) -> None:
+        """Keeps finished episodes, to learn from after the next `shape`; `outcomes` [E] that are NaN are unknown."""
+        self._pending += [
+            (self._features_of(episode)[:-1], outcome, episode.is_success)
+            for episode, outcome in zip(episodes, outcomes.tolist(), strict=True)
+            if episode.is_over and np.isfinite(outcome)
+        ]
+
+    def shape(
+        self, episodes: Sequence[TokenEpisode], gamma: float, scale: float, rates: tuple[float, float]
+    ) -> list[TokenEpisode]:
+        """Returns the episodes with `shaping_rewards` added to those of their turns; then learns from those of `note`.
+
+        Nothing is added before it has met outcomes that differ.
+
+        Args:
+            episodes: episodes, or pieces of them.
+            gamma: discount per turn, of the advantages.
+            scale: reward of a success minus that of a failure.
+            rates: as in `OutcomeValue.learn`.
         """
-        # before each chunk: the sum of the steps minus the chunk's own
-        gone = (np.cumsum(episode.steps) - episode.steps)[:, None] / self._env.episode_steps
-        asked = np.zeros((len(gone), len(self._asked)))
-        if episode.obs.texts[0] in self._asked:
-            asked[:, self._asked[episode.obs.texts[0]]] = 1.0
-        seen = self._seen(episode.obs.snapshots[:-1])
-        return np.concatenate([seen, episode.obs.proprio[:-1], gone, asked], axis=1, dtype=np.float32)
+        shaped, added = list(episodes), [np.zeros(1)]
+        if self.tells_apart:
+            for number, episode in enumerate(episodes):
+                values = self._value.predict(self._features_of(episode)[-len(episode) - 1 :]).mean(0)
+                added.append(scale * shaping_rewards(values, episode.terminated, gamma))
+                shaped[number] = replace(episode, rewards=(episode.rewards + added[-1]).astype(np.float32))
+        self._latest = {metrics.VALUE_SHAPING: float(np.abs(np.concatenate(added)).mean())}
+        if self._pending:
+            features, outcomes, truths = zip(*self._pending, strict=True)
+            self._pending = []
+            if self._value.is_fitted:
+                values = self._value.predict(np.concatenate(features))
+                true = np.repeat(truths, [len(rows) for rows in features])
+                self._latest[metrics.VALUE_CALIBRATION] = calibration_error(values.mean(0), true)
+                self._latest[metrics.VALUE_SPREAD] = float(values.std(0).mean())
+            self._value.learn(features, np.array(outcomes, np.float32), rates)
+        self._latest[metrics.VALUE_IS_KNOWN] = float(self.tells_apart)
+        return shaped
+
+    def report(self) -> dict[str, float]:
+        """Returns the newest update's metrics: the share of the scores' variance predicted (`fill`; none before the
+        first update), or calibration and spread of the values of new episodes, and the mean size of what was added
+        (`shape`).
+        """
+        return self._latest
+
+    def _features_of(self, episode: TokenEpisode) -> FloatArray:
+        """Returns [C + 1, F] of the C turns of the whole episode so far and of the state after them: the simulator's
+        state, proprioception, the share of time elapsed, and which of the env's instructions, or which goal, it
+        follows.
+        """
+        # a piece of an episode in turns has observations of its own turns alone, each of which is an env step
+        obs, before = episode.obs, episode.first_step
+        snapshots, proprio = obs.snapshots[:, -self._env.snapshot_size :], obs.proprio  # the newest, of a history
+        if before:
+            snapshots = np.concatenate([episode.snapshots[:before], snapshots])
+            proprio = np.concatenate([np.zeros((before, proprio.shape[1])), proprio])
+        gone = np.concatenate([np.arange(before), [before], episode.ends])[:, None] / self._episode_steps
+        flags = np.zeros((len(gone), len(self._asked) or NUM_GOALS))
+        if not self._asked:
+            flags[:] = goal_flags(episode.goals[0])
+        elif obs.texts[0] in self._asked:
+            flags[:, self._asked[obs.texts[0]]] = 1.0
+        return np.concatenate([self._seen(snapshots), proprio, gone, flags], axis=1, dtype=np.float32)
 
     def _seen(self, snapshots: FloatArray) -> FloatArray:
-        """Returns [C, F] of the state: offsets and distances between landmarks, or the whole state if there are none.
+        """Returns [C, F] of the state: offsets and distances between landmarks, or the whole state if there are none,
+        or the colours of a small image.
 
         A hand that misses by a centimetre is visible in its offset to the thing, but hardly in both positions.
         """
+        if self._is_drawn:
+            return self._env.draw_sized(snapshots, _IMAGE_PX).reshape(len(snapshots), -1) / np.float32(255)
         positions = self._env.landmarks(snapshots)  # [C, K, D]
         first, second = np.triu_indices(positions.shape[1], 1)
         if not len(first):
@@ -124,40 +169,23 @@ class Critic(Stateful):
         offsets = positions[:, second] - positions[:, first]
         return np.concatenate([offsets.reshape(len(offsets), -1), np.linalg.norm(offsets, axis=2)], axis=1)
 
-    def _scaled(self, features: FloatArray) -> Tensor:
-        return ((torch.from_numpy(features) - self._middle) / self._spread).clamp(-_WIDE, _WIDE)
 
-    def _remember(self, scores: FloatArray, lengths: np.ndarray, features: FloatArray) -> None:
-        """Adds episodes, and drops the oldest ones."""
-        most = self._config.episodes
-        # features are stored chunk by chunk: keep as many rows as the kept episodes have chunks
-        self._scores = np.concatenate([self._scores, scores])[-most:]
-        self._lengths = np.concatenate([self._lengths, lengths])[-most:]
-        self._features = np.concatenate([self._features, features])[-int(self._lengths.sum()) :]
+def goal_flags(goal: str) -> FloatArray:
+    """Returns [NUM_GOALS], 1 at the place of a goal that is not listed, else 0."""
+    return np.eye(NUM_GOALS, dtype=np.float32)[sha256(goal.encode()).digest()[0] % NUM_GOALS]
 
-    def _learn(self) -> None:
-        """Makes some steps of cross-entropy: scores are in [0, 1], and so are predictions."""
-        config, wanted = self._config, torch.from_numpy(self._scores.repeat(self._lengths))
-        scaled = self._scaled(self._features)
-        for _ in range(config.steps):
-            rows = torch.randint(len(scaled), (config.batch_size,), generator=self._generator)
-            loss = functional.binary_cross_entropy_with_logits(self._network(scaled[rows])[:, 0], wanted[rows])
-            self._optimizer.zero_grad()
-            loss.backward()
-            self._optimizer.step()
 
-    def report(self) -> dict[str, float]:
-        """Returns the share of the scores' variance predicted in the newest update, none before the first."""
-        return self._latest
+def shaping_rewards(values: FloatArray, is_end: bool, gamma: float) -> FloatArray:
+    """Returns [T], what each turn is paid for the change of the potential V: gamma V(s') - V(s).
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns everything needed to resume exactly."""
-        return super().get_state() | {
-            "scale": [self._middle.numpy(), self._spread.numpy()],
-            "memory": [self._scores, self._lengths, self._features],
-        }
+    Args:
+        values: [T + 1] V before each turn, and after the last one.
+        is_end: whether the episode was over for good, where V is 0. After a cut, by a time limit or between two
+            updates, V stays what it is, as what is still to come is bootstrapped.
+        gamma: discount of the advantages, in [0, 1].
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self._middle, self._spread = (torch.from_numpy(np.array(value)) for value in state["scale"])
-        self._scores, self._lengths, self._features = (np.array(value) for value in state["memory"])
+    Source: Ng et al. 1999, "Policy invariance under reward transformations".
+    """
+    after = np.append(values[1:-1], 0.0 if is_end else values[-1])
+    # the sum from t on is gamma^n V(s_T) - V(s_t): of an ended episode a baseline of the state, whatever was done in it
+    return gamma * after - values[:-1]

@@ -4,6 +4,7 @@ Rollouts show each turn or episode at once, so that a judge scores it while the 
 episodes labelled before the update. A missing score of a judge is never replaced by the truth.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
+from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
@@ -29,6 +31,8 @@ from rlvlm.rewards.scorers import Scorer
 from rlvlm.rewards.scoring_items import NO_PATH, ScoredItem, ScoringItem
 from rlvlm.rewards.temporal import TemporalNovelty
 
+logger = logging.getLogger(__name__)
+
 
 class RewardLabeller:
     """Rewards every turn of a rollout by the weighted sum of its sources.
@@ -40,9 +44,10 @@ class RewardLabeller:
         goal: see `JudgedTurns`.
         view: see `JudgedTurns`.
         refuses_faulty: whether a judge with a fault that the preflight finds is refused.
+        critic: learns the outcomes by which turns are shaped; None if they are not.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the sources, and what only some of them need
         self,
         config: TurnRewardConfig,
         scorer: Scorer | None,
@@ -51,8 +56,12 @@ class RewardLabeller:
         *,
         view: Env[Any, Any] | None = None,
         refuses_faulty: bool = True,
+        critic: Critic | None = None,
     ) -> None:
-        self._config, self._novelty, self._refuses_faulty = config, novelty, refuses_faulty
+        self._config, self._novelty, self._refuses_faulty, self._critic = config, novelty, refuses_faulty, critic
+        self._has_told = False
+        if critic is not None and config.weights["environment"]:
+            logger.warning("the env's own reward is in the sum beside reward.shaping value: if it shapes, both do")
         self._judged = None if scorer is None else JudgedTurns(config, scorer, goal, view)
         self._tried: list[tuple[ScoringItem, Score]] = []
         """Plain known items of the preflight, and their scores."""
@@ -95,11 +104,37 @@ class RewardLabeller:
             labelled.append(replace(episode, rewards=total.astype(np.float32)))
             parts.append(np.stack([columns["environment"], score, novel, total], axis=1))
         self._note(np.concatenate(parts), labelled, waited)
+        if self._critic is not None:
+            true = np.array([episode.is_success for episode in episodes], np.float32)
+            self._critic.note(episodes, true if self._judged is None else self._judged.outcomes(episodes))
         if self._judged is not None:
             self._facts |= self._judged.watch(episodes)
         if self._novelty is not None:
             self._novelty.learn([episode for episode in episodes if episode.is_over])
         return labelled
+
+    def shape(self, episodes: Sequence[TokenEpisode], gamma: float) -> list[TokenEpisode]:
+        """Returns labelled episodes with each turn's reward for the change of the learned value, if configured, which
+        then learns from all that were labelled since the last call.
+
+        Args:
+            episodes: episodes, or pieces of them.
+            gamma: discount per turn, of the advantages.
+        """
+        if self._critic is None:
+            return list(episodes)
+        config, rates = self._config, (0.0, 0.0)
+        if config.corrects_noise and config.teacher == "biased":
+            rates = config.false_positives, config.false_negatives
+        elif config.corrects_noise and self._judged is not None:
+            rates = self._judged.rates[0], self._judged.rates[1]
+        # a success is worth 1, and 1 more than a failure, or 2 more if scores are centred
+        unit = config.weights["judged"] * (1 + config.is_centred) if config.scores else 1.0
+        shaped = self._critic.shape(episodes, gamma, unit, rates)
+        if not self._critic.tells_apart and not self._has_told:
+            self._has_told = True
+            logger.info("all outcomes were alike so far: no value can be learned from them, and nothing is shaped")
+        return shaped
 
     def preflight(
         self,
@@ -219,7 +254,8 @@ class RewardLabeller:
 
     def report(self) -> dict[str, float]:
         """Returns the newest rollout's metrics by names in `rlvlm.core.metrics`."""
-        return self._facts | (self._judged.monitor.report() if self._judged is not None else {})
+        learned = self._critic.report() if self._critic is not None else {}
+        return self._facts | learned | (self._judged.monitor.report() if self._judged is not None else {})
 
     def drain_records(self) -> list[ScoredItem]:
         """Returns the scores since the last call."""
@@ -229,6 +265,7 @@ class RewardLabeller:
         """Returns everything needed to resume exactly; waits for pending questions."""
         return (self._judged.get_state() if self._judged is not None else {}) | {
             "novelty": None if self._novelty is None else self._novelty.get_state(),
+            "critic": None if self._critic is None else self._critic.get_state(),
             "facts": {name: value for name, value in self._facts.items() if name != metrics.REWARD_WAIT_S},
         }
 
@@ -239,6 +276,8 @@ class RewardLabeller:
             self._judged.set_state(state)
         if self._novelty is not None:
             self._novelty.set_state(state["novelty"])
+        if self._critic is not None:
+            self._critic.set_state(state["critic"])
 
     def _novelties(self, episodes: Sequence[TokenEpisode]) -> list[FloatArray]:
         """Returns [T], novelty in [0, 1] of each; 0 for turns of unfinished episodes."""

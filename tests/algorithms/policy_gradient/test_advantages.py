@@ -24,8 +24,9 @@ from rlvlm.algorithms.policy_gradient.advantages import (
     turn_gae,
     whiten,
 )
-from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, CriticConfig
+from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.rewards.config import ValueConfig
 from tests.oracles import ppo_vlm as oracle
 
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
@@ -308,7 +309,7 @@ def test_mistakes_in_a_users_estimator_are_named(tmp_path: Path) -> None:
     [
         ({"noise_factor": 3.0}, "no effect without scorer_noise"),
         ({"scorer_noise": -0.1}, "must be >= 0, or measured"),
-        ({"critic": CriticConfig(hidden=9)}, "no effect unless values is state"),
+        ({"critic": ValueConfig(hidden=9)}, "no effect unless values is state"),
         ({"gamma": 1.5}, r"algo\.advantage\.gamma must be in \[0, 1\]"),
         ({"min_spread": math.nan}, "min_spread must be > 0"),
     ],

@@ -190,18 +190,23 @@ def test_an_evaluation_changes_nothing(build: Build) -> None:
 
 @pytest.mark.parametrize("head", ["tokens", "flow"])
 def test_a_continuation_repeats_to_the_bit(build: Build, tmp_path: Path, head: str) -> None:
-    advantage = AdvantageConfig(gamma=1.0, values="state")  # with a critic of its own to save
-    algorithm = build(advantage=advantage, head=head)
+    # with a critic of its own to save, or a value by which turns are shaped
+    own: dict[str, Any] = {"advantage": AdvantageConfig(gamma=1.0, values="state")}
+    if head == "flow":
+        scores = ChunkRewardConfig(source="judged", teacher="biased", shaping="value")
+        own = {"advantage": AdvantageConfig(estimator="rloo_turns"), "scores": scores}
+    algorithm = build(head=head, **own)
     algorithm.prepare(lambda line: None)
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "half"))
     algorithm.train()
     algorithm.save_checkpoint(str(tmp_path / "whole"))
-    other = build(advantage=advantage, head=head)
+    other = build(head=head, **own)
     other.load_checkpoint(str(tmp_path / "half"))
     other.train()
     other.save_checkpoint(str(tmp_path / "again"))
     assert numbers(algorithm) == numbers(other)
+    assert head == "tokens" or numbers(algorithm)[metrics.VALUE_SHAPING] > 0
     assert (tmp_path / "whole" / "state.json").read_bytes() == (tmp_path / "again" / "state.json").read_bytes()
     with np.load(tmp_path / "whole" / "arrays.npz") as one, np.load(tmp_path / "again" / "arrays.npz") as two:
         assert one.files == two.files and len(one.files) > 20

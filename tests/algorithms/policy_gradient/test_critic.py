@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.policy_gradient.config import CriticConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
+from rlvlm.rewards.config import ValueConfig
 from tests.algorithms.policy_gradient.by_hand import scored
 
-SMALL = CriticConfig(hidden=16, steps=60, batch_size=64, episodes=128)
+SMALL = ValueConfig(hidden=16, steps=60, batch_size=64, episodes=128)
 
 
-def critic(config: CriticConfig = SMALL) -> Critic:
+def critic(config: ValueConfig = SMALL) -> Critic:
     env = PushBlock(ChunkEnvConfig(episode_steps=32), 0)
     env.snapshot_size = 1
     env.landmarks = lambda snapshots: np.empty((len(snapshots), 0, 2), np.float32)
