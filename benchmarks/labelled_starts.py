@@ -36,9 +36,12 @@ from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.demonstrations.recorded_labels import write_labels
 from rlvlm.demonstrations.recordings import Recordings, recordings_digest
 from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv
 from rlvlm.envs.playing import Slot, play
 from rlvlm.envs.registry import make_env
+from rlvlm.judge_bench.scoring import ScoredEpisode
+from rlvlm.reports.score_value import learn_values
 from rlvlm.runs.recipes import recipe
 
 TASK = "push_block"
@@ -46,8 +49,12 @@ SHARES = {"script": 0.3, "noisy": 0.3, "half-way": 0.2, "random": 0.2}
 JUDGES = ("script", "none", "1", "0.7", "0.5", "pocket", "0.85", "0.6")
 """Who labels: a simulated judge of that AUC, the pocket scorer; script: who played is known; none: all are alike. Those
 that say most first, for a table that is stopped."""
-WEIGHTINGS = ("filter", "strict", "progress", "advantage", "condition", "preference")
-"""As of `--sft.weighting`; strict: filter, with the best `STRICT` of all episodes left."""
+WEIGHTINGS = (
+    *("filter", "strict", "progress", "advantage", "condition", "preference"),
+    *("advantage by value", "condition by value", "iql by value"),
+)
+"""As of `--sft.weighting`; strict: filter, with the best `STRICT` of all episodes left; by value: of labels with what
+`rlvlm score --value` learns from them."""
 STRICT = 0.15
 NAMES = {"filter": "filter at .5", "strict": "filter, best 15 %", "plain": "all alike", "plain + grpo": "and GRPO"}
 P_CHANCE = 0.85
@@ -146,10 +153,12 @@ def label(data: Path, file: Path, auc: float | None) -> None:
         ]
         is_good = episode.success if auc is not None else episode.player == "script"
         rows.append({"episode": number, "success": said(float(is_good), own), "status": "ok"})
-    write_labels(file, recordings_digest(Recordings(path=data, form="folder", make_draw=_draw_nothing)), rows)
+    write_labels(
+        file, recordings_digest(Recordings(path=data, form="folder", make_draw=lambda folder: _draw_nothing)), rows
+    )
 
 
-def _draw_nothing(folder: Any) -> Any:
+def _draw_nothing(snapshots: Any, camera: str) -> Any:
     """Nobody looks: a digest is of numbers alone."""
 
 
@@ -176,11 +185,13 @@ def run(table: Table, trial: dict[str, Any]) -> Iterator[dict[str, Any]]:
     elif weighting == "strict":
         worths = pq.read_table(settings["labels"], columns=["success"])["success"].drop_null().to_numpy()
         settings |= {"weighting": "filter", "min_worth": round(float(np.quantile(worths, 1 - STRICT)), 6)}
+    elif weighting.endswith(" by value"):
+        settings = {"weighting": weighting.split()[0], "labels": str(valued(table, judge))}
     elif (judge, weighting) == ("pocket", "filter"):  # as the page of `rlvlm score` advises
         page = json.loads((table.data / "pocket.labels" / "score.json").read_text())
         settings["min_worth"] = round(page["threshold"], 3)
     sft = replace(own.sft, demonstrations=str(table.data / "recording"), updates=table.updates, **settings)
-    policy = replace(own.policy, conditioned=weighting == "condition")
+    policy = replace(own.policy, conditioned=weighting.startswith("condition"))
     config = PolicyGradientAlgorithmConfig().envs(task=TASK, env_settings=own.policy_env).acting(policy=policy)
     measured = run_sft(config.learning(algo=own.algo, sft=sft).debugging(seed=seed), table.updates, out)
     env = make_env(TASK, own.policy_env.for_evaluation(), seed)
@@ -206,6 +217,35 @@ def run(table: Table, trial: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def labels_of(table: Table, judge: str) -> Path:
     """Where a judge's labels are."""
     return table.data / ("pocket.labels/labels.parquet" if judge == "pocket" else f"{judge}.parquet")
+
+
+def valued(table: Table, judge: str) -> Path:
+    """Returns the labels of a judge with a value learned from them, which is learned where it is missing."""
+    source, data = labels_of(table, judge), table.data / "recording"
+    file = source.with_name(f"{source.stem}.valued.parquet")
+    if file.exists():
+        return file
+    env, rows = make_env(TASK, recipe(TASK).env, 0), pq.read_table(source).to_pylist()
+    recordings = Recordings(
+        path=data, form="folder", make_draw=lambda folder: lambda snapshots, camera: env.draw_sized(snapshots, 32)
+    )
+    worths = {row["episode"]: row["success"] for row in rows if row["frame"] is None and row["success"] is not None}
+    episodes = [
+        ScoredEpisode(
+            number=number, name=film.name, goal=film.instruction, num_frames=len(film.actions), truth=film.success,
+            frames=np.arange(len(film.actions)), success=worths.get(number, np.nan),
+        )
+        for number, film in enumerate(recordings) if isinstance(film, RobotTrajectory)
+    ]  # fmt: skip
+    found = {episode.number: episode for episode in learn_values(episodes, recordings, 0)[0]}
+    for row in rows:
+        episode = found[row["episode"]]
+        if row["frame"] is None:
+            row["value"] = episode.outcome
+        elif len(episode.values):
+            row["value"], row["upper_value"] = episode.values[row["frame"]].tolist()
+    write_labels(file, recordings_digest(recordings), rows)
+    return file
 
 
 def prepare(table: Table) -> None:

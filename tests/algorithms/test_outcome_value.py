@@ -60,6 +60,7 @@ def test_targets_and_a_table_of_values_are_those_of_the_oracle(gamma: float, lam
     np.testing.assert_allclose(first, by_hand, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_chains_exact_values_are_found_from_true_and_from_wrong_outcomes() -> None:
     np.testing.assert_allclose(chain_values(STATES, 0.5, 1.0), EXACT, atol=1e-6)
     episodes, outcomes = walks(1_200, 2)
@@ -71,6 +72,7 @@ def test_the_chains_exact_values_are_found_from_true_and_from_wrong_outcomes() -
     assert plain[0] > 0.3 and corrected[0] < 0.25, "a state near failure looks better to a judge with false positives"
 
 
+@pytest.mark.slow
 def test_rates_that_leave_nothing_to_tell_correct_nothing() -> None:
     episodes, outcomes = walks(40, 4)
     np.testing.assert_array_equal(
@@ -99,6 +101,7 @@ def test_a_head_does_not_know_how_its_own_episodes_ended() -> None:
     assert told[False][1, 1] < 0.2 and told[True][1, 1] > 0.5
 
 
+@pytest.mark.slow
 def test_an_expectile_above_a_half_leans_towards_the_better_outcomes() -> None:
     values = []
     for expectile in (0.2, 0.5, 0.8):

@@ -20,7 +20,7 @@ from rlvlm.core.steps import FloatArray
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
-from rlvlm.rewards.config import ChunkRewardConfig, TurnRewardConfig, ValueConfig
+from rlvlm.rewards.config import ChunkRewardConfig, MixtureConfig, TurnRewardConfig, ValueConfig
 from rlvlm.rewards.scorers import SimulatedScorer, biased_scorer
 from rlvlm.rewards.scoring_items import ScoringItem
 from tests.algorithms.policy_gradient.by_hand import scored
@@ -104,6 +104,7 @@ def test_shaped_advantages_of_episodes_that_end_are_those_of_a_baseline() -> Non
     torch.testing.assert_close(turns, torch.tensor([[0.9, -0.9], [1 - 0.4, -1 + 0.4]]))
 
 
+@pytest.mark.slow
 def test_a_turn_that_decides_is_paid_for_it_and_nothing_is_before_outcomes_differ() -> None:
     critic = push_critic()
     alike = [scored(0, (8, 8))] * 4
@@ -120,6 +121,7 @@ def test_a_turn_that_decides_is_paid_for_it_and_nothing_is_before_outcomes_diffe
     assert metrics.VALUE_SHAPING in critic.report()
 
 
+@pytest.mark.slow
 def test_calibration_is_on_the_truth_and_the_spread_of_an_ensemble_is_told() -> None:
     critic = known(push_critic())
     critic.note([scored(1, (2, 2), success=False)] * 4, np.ones(4))  # called a success, and none
@@ -172,6 +174,7 @@ def test_episodes_without_an_answer_are_not_learned_from() -> None:
     assert labeller.report()[metrics.VALUE_IS_KNOWN] == 1
 
 
+@pytest.mark.slow
 def test_the_rates_of_a_biased_judge_correct_what_is_learned_from_it() -> None:
     values = {}
     for corrects_noise in (True, False):
@@ -192,6 +195,13 @@ def test_a_resumed_labeller_shapes_exactly_as_it_would_have() -> None:
     for pair in (shaped, again):
         rewards = [np.stack([episode.rewards for episode in episodes]) for episodes in pair]
         np.testing.assert_array_equal(*rewards)
+
+
+def test_an_envs_own_reward_in_the_sum_may_shape_too(caplog: pytest.LogCaptureFixture) -> None:
+    mixture = MixtureConfig(environment=1.0, judged=1.0)
+    config = ChunkRewardConfig(source="mixture", mixture=mixture, teacher="biased", shaping="value")
+    RewardLabeller(config, biased_scorer(0.2, 0), critic=push_critic())
+    assert "if it shapes, both do" in caplog.text
 
 
 @pytest.mark.parametrize(
