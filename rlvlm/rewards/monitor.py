@@ -180,7 +180,12 @@ class JudgeMonitor(Stateful):
             first moment alone, whether the other goal is in view or among theirs, so that their policy could reach it,
             and the score of the robot's movement alone, NaN if the env does not tell robot and things apart.
         """
-        known = [(item, score.value) for item, score in zip(items, scores, strict=True) if score.value is not None]
+        known = [
+            (item, score.value)
+            for item, score in zip(items, scores, strict=True)
+            # a single image is its own first moment and its own way back, so that it would only seem to be fooled
+            if score.value is not None and (len(item.snapshots) > 1 or item.action)
+        ]
         # the best-scored episodes say most: changed in these ways, they must score less
         chosen = sorted(known, key=lambda each: -each[1])[: self._config.controls]
         if not chosen:

@@ -79,6 +79,13 @@ def test_a_policy_that_fools_the_judge_raises_an_alarm_and_an_honest_one_none(ha
     assert not watch.alarm and watch.figures()["judge/score"] > 0.4
 
 
+def test_single_images_that_succeed_are_not_taken_for_first_moments_that_should_not() -> None:
+    with watching(LAMP, every=8) as watch:
+        for number in range(200):
+            watch.score(film(255 if number > 20 else 40, num=1), truth=number > 20)
+    assert not watch.alarm and watch.figures()["judge/true_success"] > 0.9
+
+
 def test_a_faulty_judge_is_refused_before_anything_is_trained_unless_it_is_wanted() -> None:
     blind = slice(0, 4)
     with pytest.raises(JudgeRefused, match="calls failures successes"), watching(blind, faulty="refuse"):

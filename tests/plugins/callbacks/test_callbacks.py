@@ -1,68 +1,69 @@
-"""A watch's figures in other trainers' logs, with their real classes."""
+"""A watch's figures in other trainers' logs, with their real trainers: an alarm ends the training."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from frameworks import needs, run, tiny_model
 
+WATCH = """
+import numpy as np
 import rlvlm
 from rlvlm.rewards.config import MonitorConfig
 from rlvlm.testing import FakeJudge
 
-GOAL = "light the lamp"
+def light(level):
+    return np.full((2, 8, 8, 3), level, np.uint8)
+
+# the judge likes the light, and every episode that it is paid for is a bright failure
+watch = rlvlm.Watch(rlvlm.Judge.local(FakeJudge()), "light the lamp", monitor=MonitorConfig(window=60), every=8)
+"""
+SAID = """
+print("alarm" if watch.alarm else "none", "Alarm" in open("watch.html").read())
+"""
 
 
-def light(level: int, num: int = 2) -> np.ndarray:
-    return np.full((num, 8, 8, 3), level, np.uint8)
+@needs("trl")
+@pytest.mark.slow
+def test_trls_trainer_logs_the_figures_and_stops_at_an_alarm(tmp_path: Path) -> None:
+    tiny_model(tmp_path)
+    program = f"""{WATCH}
+from datasets import Dataset
+from rlvlm.plugins.callbacks.trl import WatchCallback
+from trl import GRPOConfig, GRPOTrainer
+
+def paid(completions, **_):
+    return watch.score_all([light(250)] * len(completions), [False] * len(completions)).values
+
+config = GRPOConfig("out", max_completion_length=4, max_steps=40, logging_steps=1, use_cpu=True, report_to="none")
+trainer = GRPOTrainer(
+    "my_model", reward_funcs=paid, args=config, train_dataset=Dataset.from_list([{{"prompt": "lamp"}}] * 64),
+    callbacks=[WatchCallback(watch, "watch.html", stops=True)],
+)
+trainer.train()
+scores = [row["judge/score"] for row in trainer.state.log_history if "judge/score" in row]
+print(trainer.state.global_step, len(scores), round(scores[-1], 2)){SAID}"""
+    said = run("trl", program, tmp_path).splitlines()
+    # by hand: 8 episodes a step, of which 32 are enough for an alarm; a log of each step and of the training's end;
+    # brightness 250 of 255
+    assert said[-2:] == ["4 5 0.98", "alarm True"]
 
 
-def fooled_watch() -> rlvlm.Watch:
-    """Its alarm comes with the first failures: the judge likes the light, and they are all bright."""
-    return rlvlm.Watch(rlvlm.Judge.local(FakeJudge()), GOAL, monitor=MonitorConfig(window=60), every=8)
-
-
-@pytest.mark.slow  # transformers takes seconds to import
-def test_trls_trainers_log_the_figures_and_stop_at_an_alarm(tmp_path: Path) -> None:
-    from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
-
-    from rlvlm.plugins.callbacks.trl import WatchCallback
-
-    watch = fooled_watch()
-    callback = WatchCallback(watch, tmp_path / "watch.html", stops=True)
-    # what a Trainer calls its callbacks through; a whole one takes half a minute to import and make
-    handler: Any = CallbackHandler([callback], None, None, None, None)
-    state, control, logs = TrainerState(log_history=[{"loss": 1.0}]), TrainerControl(), {"loss": 1.0}
-    num_steps = 0
-    while not control.should_training_stop and num_steps < 10:
-        for _ in range(8):  # in place of a reward function
-            watch.score(light(250), truth=False)
-        handler.on_log(None, state, control, logs)
-        control = handler.on_step_end(None, state, control)
-        num_steps += 1
-    handler.on_train_end(None, state, control)
-    assert watch.alarm and 4 <= num_steps < 10
-    assert logs["judge/score"] == state.log_history[-1]["judge/score"] == pytest.approx(250 / 255)
-    assert "Alarm" in (tmp_path / "watch.html").read_text()
-
-
+@needs("sb3")
+@pytest.mark.slow
 def test_sb3_logs_the_figures_and_stops_at_an_alarm(tmp_path: Path) -> None:
-    pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3: environments/frameworks.sh sb3")
-    import gymnasium as gym
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.logger import configure
+    program = f"""{WATCH}
+import gymnasium as gym
+from rlvlm.plugins.callbacks.sb3 import WatchCallback
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import configure
 
-    from rlvlm.plugins.callbacks.sb3 import WatchCallback
+class Paid(gym.RewardWrapper):
+    def reward(self, reward):
+        return watch.score(light(250), truth=False)
 
-    watch = fooled_watch()
-
-    class Paid(gym.RewardWrapper):
-        def reward(self, reward: float) -> float:
-            return watch.score(light(250), truth=False) or 0.0
-
-    learner = PPO("MlpPolicy", Paid(gym.make("CartPole-v1")), n_steps=16, batch_size=16, device="cpu")
-    learner.set_logger(configure(str(tmp_path), ["csv"]))
-    learner.learn(2_000, callback=WatchCallback(watch, tmp_path / "watch.html", stops=True))
-    assert watch.alarm and 30 <= learner.num_timesteps < 200
-    assert "judge/score" in (tmp_path / "progress.csv").read_text().splitlines()[0]
-    assert "Alarm" in (tmp_path / "watch.html").read_text()
+learner = PPO("MlpPolicy", Paid(gym.make("CartPole-v1")), n_steps=16, batch_size=16, device="cpu")
+learner.set_logger(configure(".", ["csv"]))
+learner.learn(2_000, callback=WatchCallback(watch, "watch.html", stops=True))
+print(learner.num_timesteps, "judge/score" in open("progress.csv").readline()){SAID}"""
+    said = run("sb3", program, tmp_path).splitlines()
+    assert said[-2:] == ["32 True", "alarm True"]
