@@ -52,6 +52,8 @@ print(seen(0, done=True))
 
 def test_a_judge_rewards_gym_hils_simulated_arm_through_gym_manipulator(tmp_path: Path) -> None:
     before = """
+import os
+os.environ.setdefault("MUJOCO_GL", "egl")
 import gym_hil, gymnasium as gym, torch
 from lerobot.envs import HILSerlRobotEnvConfig
 from lerobot.processor import create_transition
