@@ -1,5 +1,6 @@
 """Questions to a judge, and its answers."""
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -148,7 +149,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A judge's answer about one clip."""
+    """A judge's answer about one clip; one whose value is no number cannot be read, and is invalid without it."""
 
     status: Status
     value: float | None
@@ -163,5 +164,10 @@ class Score:
     """Number of the clip's frames shown to the judge; None if unknown."""
 
     def __post_init__(self) -> None:
-        if self.value is not None:  # see `Verdict`
-            object.__setattr__(self, "value", float(self.value))
+        if self.value is None:
+            return
+        value = float(self.value)  # see `Verdict`
+        is_number = math.isfinite(value)
+        object.__setattr__(self, "value", value if is_number else None)
+        if not is_number:
+            object.__setattr__(self, "status", Status.INVALID)

@@ -19,7 +19,7 @@ SINKS = {
     "expanduser": 0, "urlsplit": 0, "getenv": 0,
 }  # fmt: skip
 """Functions that go where a text leads, with the place of the text."""
-NO_LEADS = {"BenchOptions.name", "Role.name", "CachedConfig.prompt", "DistillConfig.prompt"}
+NO_LEADS = {"BenchOptions.name", "Role.name", "CachedConfig.prompt", "DistillConfig.prompt", "PageConfig.people"}
 """Settings that only share their name with one that leads somewhere."""
 
 

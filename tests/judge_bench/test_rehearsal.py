@@ -1,6 +1,7 @@
 """The rehearsal: a model of answers, plans for all kinds of envs, the truth as coarse as a judge, and its verdicts."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import shares_of_scores, worth_of
-from rlvlm.judge_bench.preflight import JudgeRefused, rehearse_before
+from rlvlm.judge_bench.preflight import JudgeRefused, known_items, preflight, rehearse_before, scored_suite
 from rlvlm.judge_bench.rehearsal.control import CoarseLabels, CoarseScores
 from rlvlm.judge_bench.rehearsal.fitted import Features, fit_pairs, fit_scores
 from rlvlm.judge_bench.rehearsal.plans import Ends, make_plans, starts_of
@@ -198,6 +199,45 @@ def test_a_budget_that_ends_within_a_round_keeps_what_was_found_and_grades_nothi
     found = rehearsed(Failing(limit=130), questions=300)
     assert found.verdict == "too few answers" and "the budget is spent" in found.stopped
     assert 64 <= found.questions <= 130 and found.failures and found.fault is None
+
+
+class Abstaining(Failing):
+    """A judge that prefers nothing, cannot be read or does not answer, in seven comparisons of ten."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self.status = status
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        none = Label.TIE if self.status is Status.NO_PREFERENCE else None
+        rng = np.random.default_rng(self.asked)
+        labels = [none if rng.random() < 0.7 else Label.LEFT for _ in queries]
+        return [
+            Verdict(status=Status.OK if label is Label.LEFT else self.status, label=label, stamp=self.stamp)
+            for label in labels
+        ]
+
+
+@pytest.mark.parametrize(
+    "status", [pytest.param(Status.NO_PREFERENCE, marks=pytest.mark.slow), Status.INVALID, Status.FAILED]
+)
+def test_a_judge_that_abstains_through_the_search_is_not_graded(status):
+    env = task_env("push_block")
+    found = rehearse(
+        Abstaining(status), "push_block", env, 100, kind="pairs", name="j", size_px=48, num_frames=1, seed=0
+    )
+    wanted = "too weak here" if status is Status.NO_PREFERENCE else "too few answers"  # a tie is an answer
+    assert found.verdict == wanted and found.fault is None
+
+
+def test_scores_that_are_no_numbers_cannot_be_read():
+    assert Score(status=Status.OK, value=math.nan, stamp=Failing.stamp).status is Status.INVALID
+    judge = ItemJudge(value=lambda item: math.nan if chance(item, "nan") < 0.7 else true_value(item))
+    found = rehearsed(judge, questions=100)
+    assert found.verdict == "too few answers" and found.answered < 0.5
+    made = known_items(scored_suite("push_block", 4), task_env("push_block"), 48, 0, per_turn=False)
+    with pytest.raises(JudgeRefused, match="no answer that can be read"):
+        preflight(judge, made, 2, 0)
 
 
 def test_answers_of_which_most_cannot_be_read_grade_nothing():
