@@ -1,10 +1,11 @@
 """An env in chunks of your own in one file, with a setting of its own, the wind. See docs/chunk_envs.md."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from rlvlm.core.checks import check_interval
+from rlvlm.core.checks import Bound
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import ChunkEnv
@@ -18,12 +19,8 @@ COLOURS = {"red": (200, 40, 40), "blue": (40, 70, 200)}
 class CatchBallConfig(ChunkEnvConfig):
     """A field with two balls, and wind."""
 
-    wind: float = 0.1
+    wind: Annotated[float, Bound("[-0.5, 0.5]")] = 0.1
     """Speed of the balls to the right, in [-0.5, 0.5], where the hand's largest is 1."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_interval(self, "env", "[-0.5, 0.5]", "wind")
 
 
 TASK = Task(

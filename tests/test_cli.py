@@ -97,7 +97,7 @@ MISTAKES = [
     ("sft number_line", 2, "name a folder of demonstrations with --from"),
     ("sft number_line --from letters", 2, "is not a folder of demonstrations"),
     ("sft number_line --from other", 2, "holds demonstrations of ez_points, not of number_line"),
-    ("sft number_line --sft.updates 0", 2, "sft.updates must be > 0"),
+    ("sft number_line --sft.updates 0", 2, "sft.updates must be >= 1"),
     ("sft number_line --from demos --job.max-reply-tokens 0", 2, "job.max_reply_tokens must be >= 1, got 0"),
     (
         "sft number_line --from demos --sft.turns 5 --sft.p-wrong 0.1",

@@ -2,9 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from rlvlm.core.checks import check_least, check_positive, check_shares
+from rlvlm.core.checks import (
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    check_bounds,
+)
 from rlvlm.core.leads import FilePath
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
@@ -32,25 +40,26 @@ class SFTConfig:
     a table over progress (conditioned on judged return); iql: exponentiated, of one answer, from that value's upper
     expectile (the policy of implicit Q-learning); preference: pairs of segments, the better of which becomes
     more likely (CPL), see `sft_preferences`."""
-    min_worth: float = 0.5
+    min_worth: Share = 0.5
     """Minimum score in [0, 1] by the judge of episodes used with weighting filter. The page of `rlvlm score` shows
     which value best separates the data's own successes and failures."""
-    advantage_steps: int = 5
+    advantage_steps: NonNegativeInt = 5
     """Answers after which an advantage takes the value in place of what came, for weightings advantage and condition
     of labels with a value; 0: the outcome at the episode's end."""
     start_from: FilePath = ""
     """Weights of another run or job to begin with, instead of demonstrations."""
-    p_perturb: float = 0.0
+    p_perturb: Annotated[float, Bound("[0, 1)")] = 0.0
     """Probability in [0, 1) that the expert's action is replaced by another one, which is not learned from. This shows
     states that the expert itself never gets into, and how to continue from there."""
-    updates: int = 80
+    updates: PositiveInt = 80
     """Number of optimiser steps."""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Turns, or chunks, per step."""
-    lr: float = 1e-3
+    lr: PositiveFloat = 1e-3
     """Maximum step size of AdamW; it first rises and then falls along a cosine."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, "sft")
         if self.demonstrations and self.start_from:
             raise ValueError(
                 "sft.demonstrations would have no effect beside sft.start_from, whose policy has learned; leave one out"
@@ -64,11 +73,6 @@ class SFTConfig:
             raise ValueError(f"sft.min_worth {self.min_worth:g} has no effect unless sft.weighting is filter")
         if self.advantage_steps != 5 and self.weighting not in ("advantage", "condition"):
             raise ValueError("sft.advantage_steps has no effect unless sft.weighting is advantage or condition")
-        check_shares(self, "sft", "min_worth")
-        check_least(self, "sft", 0, "advantage_steps")
-        if not 0 <= self.p_perturb < 1:
-            raise ValueError(f"sft.p_perturb must be in [0, 1), got {self.p_perturb}")
-        check_positive(self, "sft", "batch_size", "lr")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,17 +81,17 @@ class ReplySFTConfig(SFTConfig):
     of `rlvlm sft`, or a checkpoint of a run.
     """
 
-    turns: int = 256
+    turns: NonNegativeInt = 256
     """Demonstrated turns of the task's expert, including those held out; 0 skips this stage."""
-    p_wrong: float = 0.0
+    p_wrong: Annotated[float, Bound("[0, 1)")] = 0.0
     """Probability in [0, 1) that a demonstrated action is replaced by another legal one, so that PPO can improve on
     it."""
-    reply_weight: float = 0.0
+    reply_weight: NonNegativeFloat = 0.0
     """Weight of a demonstrated reply's likelihood beside its action's, with an action head, >= 0. The thought's
     description of the image then teaches the policy to see, which an action alone hardly does."""
-    held_out: float = 0.1
+    held_out: Annotated[float, Bound("[0, 1)")] = 0.1
     """Share of the demonstrated episodes held out for validation, in [0, 1)."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Maximum norm of gradients; larger ones are scaled down to it."""
     weight_decay: ClassVar[float] = 0.01
     betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
@@ -101,16 +105,6 @@ class ReplySFTConfig(SFTConfig):
             return self.lr * ((update + 1) / rise)
         return self.lr * ((1 + math.cos(math.pi * (update - rise) / max(self.updates - rise, 1))) / 2)
 
-    def __post_init__(self) -> None:
-        SFTConfig.__post_init__(self)  # not super(): a class with slots is created twice, and super() means the first
-        for name in ("p_wrong", "held_out"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"sft.{name} must be in [0, 1), got {getattr(self, name)}")
-        check_positive(self, "sft", "updates", "max_grad_norm")
-        check_least(self, "sft", 0, "reply_weight")
-        if self.turns < 0:
-            raise ValueError(f"sft.turns must be >= 0, got {self.turns}; 0 goes without")
-
     @property
     def plays_expert(self) -> bool:
         """Whether the task's scripted expert plays the demonstrations."""
@@ -123,24 +117,24 @@ class ChunkSFTConfig(SFTConfig):
     `runs/push_block/TIME/checkpoints/best`.
     """
 
-    episodes: int = 120
+    episodes: PositiveInt = 120
     """Episodes of the task's expert, each from an initial state of its own; only successes are learned from."""
-    noise: float = 0.05
+    noise: NonNegativeFloat = 0.05
     """Standard deviation of the noise added to the expert's actions, scaled to [-1, 1]."""
-    label_width: float = 0.15
+    label_width: NonNegativeFloat = 0.15
     """Standard deviation of the bell over bins that is a token's target, in units of the range [-1, 1] of normalised
     actions; 0 teaches the single bin. It decides how widely the policy explores: with much less, a group's episodes are
     all alike; with much more, sampled actions miss. Constant dimensions, and those that are not scaled, always use
     single bins."""
-    scenes: int = 0
+    scenes: NonNegativeInt = 0
     """Number of rearranged scenes for a policy that learns to predict offsets: the robot of a demonstrated moment among
     the things of an episode's start, each moved a little. Demonstrations only show the hand where it should be, so
     training on them alone fails elsewhere. Each gradient step has two such scenes for each of its chunks."""
-    updates: int = 600
+    updates: NonNegativeInt = 600
     """Number of optimiser steps; 0 starts from the policy as it is."""
     lr: float = 2e-3
     """Maximum step size of AdamW; it rises over 20 steps and falls along a cosine."""
-    weight_decay: float = 1e-4
+    weight_decay: NonNegativeFloat = 1e-4
     """Weight decay of AdamW, >= 0."""
     max_grad_norm: ClassVar[float] = math.inf
     betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
@@ -152,39 +146,33 @@ class ChunkSFTConfig(SFTConfig):
         rise = min(1.0, (update + 1) / _WARM_UP)
         return self.lr * (rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * update / self.updates))))
 
-    def __post_init__(self) -> None:
-        SFTConfig.__post_init__(self)
-        check_least(self, "sft", 1, "episodes")
-        check_least(self, "sft", 0, "updates", "scenes", "noise", "label_width", "weight_decay")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
     """Resources and checkpoints of the job; `SFTConfig` decides what it learns."""
 
-    num_workers: int = 1
+    num_workers: PositiveInt = 1
     """Number of learners that take each step together, each on its part of the batch; a single one without a GPU from
     Ray is the command's own process."""
-    gpus_per_worker: float = 0.0
+    gpus_per_worker: NonNegativeFloat = 0.0
     """GPUs that Ray reserves for each learner, 0 to 1; 0: a single learner uses the policy's device, several use
     CPUs."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads of torch in each learner."""
     shard: bool = False
     """Whether learners shard weights, gradients and AdamW's averages (FSDP2), for a policy too large for any single
     GPU."""
     compute_dtype: Literal["same", "bfloat16"] = "same"
     """Compute dtype of sharded learners. bfloat16: also for gathering; same: that of the weights."""
-    microbatch_tokens: int = 0
+    microbatch_tokens: NonNegativeInt = 0
     """Tokens per forward pass, including those of images and prompts; 0: 64 turns, or all chunks."""
-    save_every: int = 50
+    save_every: PositiveInt = 50
     """Updates between checkpoints, each with a validation on held-out data."""
-    max_reply_tokens: int = 256
+    max_reply_tokens: PositiveInt = 256
     """Maximum reply length in validation, tokens."""
 
     def __post_init__(self) -> None:
-        check_least(self, "job", 1, "num_workers", "threads", "save_every", "max_reply_tokens")
-        check_least(self, "job", 0, "gpus_per_worker", "microbatch_tokens")
+        check_bounds(self, "job")
         if self.shard and self.num_workers < 2:
             raise ValueError(f"job.shard needs job.num_workers >= 2, got {self.num_workers}; set both or neither")
 

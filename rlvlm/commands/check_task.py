@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
@@ -22,13 +22,13 @@ class CheckTaskArguments:
     """List all tasks, or those of the named family, and stop."""
     out: Path | None = None
     """Image file for the sheet; by default contact_sheets/TASK.png."""
-    episodes: int = 7
+    episodes: PositiveInt = 7
     """Episodes of each way to play, from each start, >= 1."""
     seed: int = 0
     """Seed of the first episode; the others follow."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "episodes")
+        check_bounds(self, "--")
 
 
 def command(words: Sequence[str], prog: str) -> int:

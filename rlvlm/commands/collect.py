@@ -4,10 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from rlvlm.commands.arguments import task_first
-from rlvlm.core.checks import check_interval, check_least, check_shares
+from rlvlm.core.checks import Bound, PositiveInt, Share, check_bounds
 from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
@@ -25,31 +25,28 @@ class CollectArguments:
 
     out: Path = Path()
     """Folder of the demonstrations; by default `demonstrations/TASK`."""
-    episodes: int = 200
+    episodes: PositiveInt = 200
     """Number of episodes in all, >= 1. For a task in chunks only successes count; failures are kept beside them."""
     seed: int = 0
     """Seed of the starts, which evaluations never use; 0 to 999 for tasks in turns. In chunks, a run of the same
     seed plays the same episodes."""
-    wrong_actions: float = 0.0
+    wrong_actions: Share = 0.0
     """For tasks in turns: probability in [0, 1] that another legal action is written and carried out instead."""
-    wrong_thoughts: float = 0.0
+    wrong_thoughts: Share = 0.0
     """For tasks in turns: probability in [0, 1] that a thought of another turn is written instead."""
     pictures: bool = True
     """For tasks in turns: whether to keep every turn's image, once each; chat formats need them, training here does
     not."""
-    noise: float = 0.0
+    noise: Annotated[float, Bound("[0, inf)")] = 0.0
     """For tasks in chunks: standard deviation of noise added to the script's actions, which are scaled to [-1, 1]."""
-    p_perturb: float = 0.0
+    p_perturb: Annotated[float, Bound("[0, 1)")] = 0.0
     """For tasks in chunks: probability in [0, 1) that an earlier chunk of the episode is repeated instead of the
     script's, which then starts again; a run learns the script's reaction, and not that chunk."""
     player: PlayerConfig = field(default_factory=PlayerConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "episodes")
-        check_shares(self, "--", "wrong_actions", "wrong_thoughts")
-        check_interval(self, "--", "[0, inf)", "noise")
-        check_interval(self, "--", "[0, 1)", "p_perturb")
+        check_bounds(self, "--")
 
 
 def command(words: Sequence[str], prog: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import check_links
@@ -20,7 +20,7 @@ class EvalArguments:
 
     path: tyro.conf.Positional[Path]
     """The run's folder, a checkpoint in it, or any file in it."""
-    episodes: int = 10
+    episodes: PositiveInt = 10
     """Episodes with the deterministic policy; for VLMs and VLAs that act, as many again with sampling."""
     video: bool = False
     """Whether to write one video per episode."""
@@ -30,7 +30,7 @@ class EvalArguments:
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "episodes")
+        check_bounds(self, "--")
 
 
 def command(words: Sequence[str], prog: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import NonNegativeInt, check_bounds
 from rlvlm.core.console.arguments import parse
 
 
@@ -18,13 +18,13 @@ class JudgeReportArguments:
     """Folders of runs or of label stores; several are compared."""
     out: Path = Path("judge_report")
     """Folder for the page, the images and the tables."""
-    ask_swapped: int = 0
+    ask_swapped: NonNegativeInt = 0
     """Number of questions of each run that are put to its judge again in the other order; loads the judge here."""
     trust: bool = False
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 0, "ask_swapped")
+        check_bounds(self, "--")
 
 
 def command(words: Sequence[str], prog: str) -> int:

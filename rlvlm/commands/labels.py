@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.console.arguments import HELP, run_form, value_of
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, UsageError
@@ -61,17 +61,17 @@ class AskArguments:
     """waiting: questions that a run asks people, now and later; answered: those that other judges answered, to
     compare a person with them; auto: waiting if a run asks people, else answered. For recorded data the questions
     are pairs of frames and of ends of episodes."""
-    max_questions: int | None = None
+    max_questions: PositiveInt | None = None
     """Number of questions drawn at random from those that other judges answered, >= 1; by default all."""
-    agreement: int = 1
+    agreement: PositiveInt = 1
     """Number of different people who answer each of these questions, >= 1."""
     goal: str = ""
     """Goal in the questions, instead of recorded episodes' own sentences."""
     camera: str = ""
     """Camera of recorded data to show; by default the first that is not a wrist's."""
-    every: int = 10
+    every: PositiveInt = 10
     """Interval between frames of recorded data that may be shown, >= 1."""
-    pairs: int = 4
+    pairs: PositiveInt = 4
     """Pairs of frames per recorded episode, >= 1."""
     trust: bool = False
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
@@ -79,7 +79,7 @@ class AskArguments:
     """Seed of the random draws."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "agreement", "every", "pairs", "max_questions")
+        check_bounds(self, "--")
 
 
 def command(words: Sequence[str], prog: str) -> int:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import tyro
 
 from rlvlm.commands.arguments import parse_run
-from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
@@ -35,13 +35,13 @@ _MAX_GPUS_PER_NODE, _MAX_CPUS_PER_NODE = 16, 256
 class SlurmConfig:
     """Resources that a job requests from SLURM."""
 
-    nodes: int = 1
+    nodes: PositiveInt = 1
     """Machines, >= 1. The run is on the first; judges are placed where their GPUs are."""
-    gpus_per_node: int = 0
+    gpus_per_node: NonNegativeInt = 0
     """GPUs per node. One is enough for two judges at --serve.num-gpus 0.5."""
-    cpus: int = 4
+    cpus: Annotated[int, Bound(">= 2")] = 4
     """CPU cores per node, >= 2: one for learning, one for the judge."""
-    memory_gb: int = 16
+    memory_gb: PositiveInt = 16
     """Memory per node, in GB."""
     time: str = "24:00:00"
     """Time limit of the job, in SLURM's format; a run that needs more is requeued and resumed."""
@@ -49,9 +49,9 @@ class SlurmConfig:
     """Partition; empty takes the cluster's default."""
     account: str = ""
     """Account to charge; empty takes yours."""
-    save_s: int = 180
+    save_s: Annotated[int, Bound("[30, 3600]")] = 180
     """Time between the signal to save and the time limit, in seconds, 30 to 3600."""
-    restarts: int = 20
+    restarts: NonNegativeInt = 20
     """Maximum number of times that the job requeues itself, >= 0."""
     image: str = ""
     """Apptainer image to run in (cluster/rlvlm.def); empty runs with this Python."""
@@ -63,10 +63,7 @@ class SlurmConfig:
     """Additional options for sbatch, without their dashes, e.g. qos=high exclusive."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "nodes", "memory_gb")
-        check_least(self, "--", 2, "cpus")
-        check_least(self, "--", 0, "gpus_per_node", "restarts")
-        check_interval(self, "--", "[30, 3600]", "save_s")
+        check_bounds(self, "--")
         if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", self.time):
             raise ValueError(f"time must be like 90, 24:00:00 or 2-12 (days-hours), got {self.time!r}")
         for option in (*self.extra, self.partition, self.account):

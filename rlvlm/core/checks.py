@@ -1,53 +1,90 @@
-"""Checks of settings for `__post_init__` of configs: an error names the setting, the rule and the given value.
+"""Bounds of settings, written beside their types, and the check of them for `__post_init__` of configs.
 
-`section` is where a user finds the settings: `judge.api` for `judge.api.retries`, `--` for a command's options, and
-empty for settings outside of sections.
+An error names the setting, the rule and the given value. `section` is where a user finds the settings: `judge.api` for
+`judge.api.retries`, `--` for a command's options, and empty for settings outside of sections.
 """
 
+import functools
+import typing
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
 from rlvlm.core.errors import UsageError
+from rlvlm.core.leads import marks
 
-# every rule is written so that NaN, which compares false with everything, is refused too
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Rule for a number, or for each of a tuple; texts and None pass, where the type allows them."""
+
+    rule: str
+    """`>= 1`, `> 0`, an interval as in mathematics, of which `(0, 1]` includes 1 but not 0, or several of these, as
+    `0 or >= 100`."""
+
+    def allows(self, number: float) -> bool:
+        """Returns whether one of the rules holds; none of them holds for NaN."""
+        for rule in self.rule.split(" or "):
+            if rule[0] in "([":
+                low, high = map(float, rule[1:-1].split(","))
+            else:
+                low, high = float(rule.split()[-1]), float("inf") if rule[0] == ">" else float(rule)
+            is_above = number > low if rule.startswith(("(", "> ")) else number >= low
+            if is_above and (number < high if rule.endswith(")") else number <= high):
+                return True
+        return False
 
 
-def check_interval(owner: object, section: str, interval: str, *names: str) -> None:
-    """Raises ValueError unless every named field of `owner` lies in `interval`.
+PositiveInt = Annotated[int, Bound(">= 1")]
+NonNegativeInt = Annotated[int, Bound(">= 0")]
+PositiveFloat = Annotated[float, Bound("> 0")]
+NonNegativeFloat = Annotated[float, Bound(">= 0")]
+Share = Annotated[float, Bound("[0, 1]")]
 
-    The interval is written as in mathematics: `(0, 1]` includes 1 but not 0.
+
+def check_bounds(config: Any, section: str) -> None:
+    """Raises ValueError unless every number of a config, without its sections, keeps the bounds of its type."""
+    for name, bound in _bounds(type(config)):
+        value = getattr(config, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not isinstance(number, str) and not bound.allows(number):
+                raise _out_of_bound(section, name, bound, value)
+
+
+def check_interval(config: object, section: str, interval: str, *names: str) -> None:
+    """Raises ValueError unless every named attribute keeps the rule of a `Bound`: for what has no type of its own, and
+    for configs that were written before bounds stood in types, as are the three functions below.
     """
-    low, high = map(float, interval[1:-1].split(","))
     for name in names:
-        value = getattr(owner, name)
-        is_above = value >= low if interval.startswith("[") else value > low
-        is_below = value <= high if interval.endswith("]") else value < high
-        if not (is_above and is_below):
-            raise ValueError(f"{_place(section, name)} must be in {interval}, got {value}")
+        if not Bound(interval).allows(value := getattr(config, name)):
+            raise _out_of_bound(section, name, Bound(interval), value)
 
 
-def check_shares(owner: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named field of `owner` lies in [0, 1]."""
-    check_interval(owner, section, "[0, 1]", *names)
+def check_least(config: object, section: str, least: float, *names: str) -> None:
+    """Raises ValueError unless every named attribute is at least `least`, or None."""
+    check_interval(config, section, f">= {least:g}", *(name for name in names if getattr(config, name) is not None))
 
 
-def check_least(owner: object, section: str, least: float, *names: str) -> None:
-    """Raises ValueError unless every named field is at least `least`, or None where it need not be given."""
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"{_place(section, name)} must be >= {least:g}, got {value}")
+def check_positive(config: object, section: str, *names: str) -> None:
+    """Raises ValueError unless every named attribute is above 0."""
+    check_interval(config, section, "> 0", *names)
 
 
-def check_positive(owner: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named field is above 0."""
-    for name in names:
-        if not getattr(owner, name) > 0:
-            raise ValueError(f"{_place(section, name)} must be > 0, got {getattr(owner, name)}")
+def check_shares(config: object, section: str, *names: str) -> None:
+    """Raises ValueError unless every named attribute lies in [0, 1]."""
+    check_interval(config, section, "[0, 1]", *names)
 
 
-def _place(section: str, name: str) -> str:
-    """Returns the user's name of the field: `judge.api.retries`, or `--ask-swapped`."""
-    if section == "--":
-        return f"--{name.replace('_', '-')}"
-    return f"{section}.{name}" if section else name
+@functools.cache
+def _bounds(config: type) -> list[tuple[str, Bound]]:
+    """Returns the bounds in the types of a config class, by field."""
+    hints = typing.get_type_hints(config, include_extras=True)
+    return [(field.name, bound) for field in fields(config) for bound in marks(hints[field.name], Bound)]
+
+
+def _out_of_bound(section: str, name: str, bound: Bound, value: object) -> ValueError:
+    """Returns the error, with the user's name of the setting: `judge.api.retries`, or `--ask-swapped`."""
+    place = f"--{name.replace('_', '-')}" if section == "--" else f"{section}.{name}" if section else name
+    return ValueError(f"{place} must be {'in ' * bound.rule.startswith(('(', '['))}{bound.rule}, got {value}")
 
 
 def check_asserts() -> None:

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
+
+Mark = TypeVar("Mark")
 
 
 class Lead(Enum):
@@ -86,11 +88,11 @@ def _leaves(value: Any) -> Iterator[Any]:
 def _kinds(config: type) -> dict[str, Lead | None]:
     """Returns the kind of each field of a config class; None for an ordinary setting."""
     hints = typing.get_type_hints(config, include_extras=True)
-    return {field.name: next(_marks(hints[field.name]), None) for field in fields(config)}
+    return {field.name: next(marks(hints[field.name], Lead), None) for field in fields(config)}
 
 
-def _marks(hint: Any) -> Iterator[Lead]:
-    """Yields the kinds in a type, which may stand inside of a union, a tuple or a mapping."""
-    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Lead))
+def marks(hint: Any, kind: type[Mark]) -> Iterator[Mark]:
+    """Yields what a type is annotated with that is of a kind; it may stand inside of a union, a tuple or a mapping."""
+    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, kind))
     for inner in typing.get_args(hint):
-        yield from _marks(inner)
+        yield from marks(inner, kind)

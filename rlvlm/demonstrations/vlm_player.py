@@ -39,10 +39,10 @@ class PlayerConfig(VLMConfig):
     api: PlayerApiConfig = field(default_factory=PlayerApiConfig)
 
     def __post_init__(self) -> None:
+        VLMConfig.__post_init__(self)
         check_temperature(self.temperature)
         if self.max_reply_tokens < 1:
             raise ValueError(f"player.max_reply_tokens must be >= 1, got {self.max_reply_tokens}")
-        VLMConfig.__post_init__(self)
 
 
 class VLMPlayer:

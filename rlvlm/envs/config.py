@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.leads import FilePath
 
 
@@ -18,14 +18,14 @@ class EnvConfig:
 
     drawing: ClassVar[tuple[str, ...]] = ()
     """Fields that only decide how images are drawn."""
-    episode_steps: int = 250
+    episode_steps: PositiveInt = 250
     """Env steps per episode, >= 1; at the limit an episode is truncated, not terminated."""
     draw_path: bool = False
     """Whether the path of the hand (or of the moving object) is drawn on the last image that a judge sees. The policy
     and a learned reward see images without it."""
 
     def __post_init__(self) -> None:
-        check_least(self, "env", 1, "episode_steps")
+        check_bounds(self, "env")
 
     def for_demonstrations(self) -> Self:
         """Returns these settings without those that only make training faster or its judge blind."""
@@ -65,12 +65,8 @@ class StepEnvConfig(EnvConfig):
     start: Literal["fixed", "near", "random"] = "fixed"
     """fixed: the paper's start, near the object; random: the stock start positions, drawn anew each episode; near: also
     drawn anew, but in the paper's MetaWorld tasks the hand begins as close to the object as in the paper."""
-    num_envs: int = 1
+    num_envs: PositiveInt = 1
     """Envs stepped in parallel, >= 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, "env", 1, "num_envs")
 
     @property
     def start_words(self) -> str:

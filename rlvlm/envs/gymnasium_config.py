@@ -2,9 +2,9 @@
 
 import ast
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from rlvlm.core.checks import check_interval
+from rlvlm.core.checks import Bound
 from rlvlm.core.leads import OwnSetting
 from rlvlm.envs.config import StepEnvConfig
 
@@ -15,16 +15,12 @@ class GymnasiumConfig(StepEnvConfig):
 
     drawing: ClassVar[tuple[str, ...]] = ("view_px",)
     start: Literal["fixed", "near", "random"] = "random"  # the env draws its own starts
-    view_px: int = 300
+    view_px: Annotated[int, Bound("[32, 1024]")] = 300
     """Longest side of stored images, pixels, in [32, 1024], for envs that cannot draw their past again; smaller images
     are stored as they are. No effect on MuJoCo envs, which are drawn at any size."""
 
     make: dict[str, OwnSetting] = field(default_factory=dict)
     """Keywords of gymnasium.make, names and values alternating, e.g. `--env.make size 8 is_slippery False`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_interval(self, "env", "[32, 1024]", "view_px")
 
     @property
     def keywords(self) -> dict[str, Any]:

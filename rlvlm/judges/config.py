@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-from rlvlm.core.checks import check_least, check_shares
+from rlvlm.core.checks import PositiveInt, Share, check_bounds
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.guests import JudgeBackend, guest_of, with_guests, with_sections
 from rlvlm.core.leads import CodeRef, FilePath, ModelName
@@ -82,9 +82,9 @@ class SimilarityConfig:
     baseline: str = ""
     """Text for the scene without the goal, e.g. `a drawer`. With it only change along the line from this text to the
     goal counts, weighted by `alpha`; empty compares image and goal alone."""
-    alpha: float = 0.5
+    alpha: Share = 0.5
     """Weight of the projection onto that line, in [0, 1]: 0 is plain similarity, 1 the line alone."""
-    tie_band: float = 0.0
+    tie_band: Share = 0.0
     """Largest difference between two scores that counts as no preference, in [0, 1]."""
     template: str = "{goal}"
     """Sentence for the text encoder, with one slot, e.g. `an image of {goal}`; describe a state rather than a task."""
@@ -93,7 +93,7 @@ class SimilarityConfig:
     paper's baseline."""
 
     def __post_init__(self) -> None:
-        check_shares(self, "judge.similarity", "alpha", "tie_band")
+        check_bounds(self, "judge.similarity")
         if self.template.count("{goal}") != 1 or self.template.replace("{goal}", "").count("{"):
             raise ValueError(f"judge.similarity.template needs one slot {{goal}}, got {self.template!r}")
 
@@ -114,11 +114,11 @@ class CachedConfig:
 class HumanConfig:
     """Questions to people: backend human."""
 
-    agreement: int = 1
+    agreement: PositiveInt = 1
     """Number of people who answer each question, >= 1; the answer of more than half of them counts."""
 
     def __post_init__(self) -> None:
-        check_least(self, "judge.human", 1, "agreement")
+        check_bounds(self, "judge.human")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,13 +154,13 @@ class JudgeConfig(VLMConfig):
     names in `judges.prompts.SENTENCES`. Empty: ours."""
     both_orders: bool = False
     """Ask each query in both orders, at twice the cost; answers that disagree count as no preference."""
-    image_px: int = 300
+    image_px: PositiveInt = 300
     """Side length of the square images drawn for the judge, in pixels (300 in the paper)."""
     temperature: float = 0.0
     """Sampling temperature: 0 is greedy, 0.01 to 2 samples with top-p 0.9."""
-    max_new_tokens: int = 256
+    max_new_tokens: PositiveInt = 256
     """Longest answer, in tokens."""
-    batch_size: int = 16
+    batch_size: PositiveInt = 16
     """Queries per forward pass, >= 1; for vllm, chats computed at once."""
     untrained: Literal["refuse", "ok"] = "refuse"
     """Behaviour on a task that the pocket judge was not trained on, where its answers are confident nonsense.
@@ -178,6 +178,7 @@ class JudgeConfig(VLMConfig):
     human: HumanConfig = field(default_factory=HumanConfig)
 
     def __post_init__(self) -> None:
+        VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
         # the default backend with another model: the pocket judge's abilities would refuse what that model can do
         if self.backend == "pocket" and _is_general(self.model):
             object.__setattr__(self, "backend", "transformers")
@@ -216,8 +217,6 @@ class JudgeConfig(VLMConfig):
                 "ask with statement, or run the model here (transformers, vllm)"
             )
         check_temperature(self.temperature)
-        check_least(self, "judge", 1, "image_px", "max_new_tokens", "batch_size")
-        VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first
 
     @property
     def declared(self) -> JudgeBackend:

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
+from rlvlm.core.checks import Bound, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.rewards.config import StepRewardConfig, check_name
 
@@ -19,33 +19,28 @@ class SimulatedTeacherConfig:
     truth: Literal["return", "progress"] = "return"
     """Quantity that the teacher compares: true returns of the sides (B-Pref), or true progress at their ends, which
     images show."""
-    mistake: float = 0.0
+    mistake: Share = 0.0
     """Probability that an answer is flipped, in [0, 1]."""
     left: float = 0.0
     """Probability that the left side is chosen regardless, as by a judge that prefers a side; at most 1 - mistake."""
-    beta: float = math.inf
+    beta: PositiveFloat = math.inf
     """Rationality per unit of true return, > 0: right is preferred with probability sigmoid(beta * gain); inf always
     prefers the larger return."""
-    gamma: float = 1.0
+    gamma: Annotated[float, Bound("(0, 1]")] = 1.0
     """Memory decay in (0, 1]: each step of a segment has this weight relative to the next one."""
-    skip: float = 0.0
+    skip: Annotated[float, Bound("[0, inf)")] = 0.0
     """Share of an average segment's return, >= 0: a query is skipped unless one side exceeds it."""
-    equal: float = 0.0
+    equal: Annotated[float, Bound("[0, inf)")] = 0.0
     """Share of an average segment's return, >= 0: sides that differ by less are no preference."""
-    seconds: float = 0.0
+    seconds: Annotated[float, Bound("[0, inf)")] = 0.0
     """Time per answer on the teacher's own clock, >= 0: counted, but not waited for."""
 
     def __post_init__(self) -> None:
-        check_shares(self, "feedback.simulated", "mistake")
-        check_interval(self, "feedback.simulated", "[0, inf)", "skip", "equal", "seconds")
+        check_bounds(self, "feedback.simulated")
         if not 0 <= self.left <= 1 - self.mistake:
             raise ValueError(
                 f"feedback.simulated.left is a probability, with mistake at most 1, got {self.left} and {self.mistake}"
             )
-        if not self.beta > 0:
-            raise ValueError(f"feedback.simulated.beta must be > 0, got {self.beta}; inf takes the larger return")
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"feedback.simulated.gamma must be in (0, 1], got {self.gamma}; 1 forgets nothing")
 
 
 PREFLIGHT = 24
@@ -95,13 +90,13 @@ class MixedConfig:
     person: Literal["human", "simulated"] = "human"
     """human: somebody at the page of `rlvlm labels ask`; simulated: a teacher that knows the truth, with the
     weaknesses of `feedback.mixed.simulated`, to try out a budget."""
-    share: float = 0.25
+    share: Annotated[float, Bound("(0, 1]")] = 0.25
     """Share of a session's queries that the person is asked about, in (0, 1]: first those that the judge could not
     decide, because its two orders disagree or it gave no label, then those on which the reward model's members
     disagree most. The judge's answers to these queries are logged and not trained on."""
-    max_answers: int = 400
+    max_answers: NonNegativeInt = 400
     """Maximum number of queries that the person is asked in the whole run."""
-    max_minutes: float = 60.0
+    max_minutes: PositiveFloat = 60.0
     """Time that the person spends on answers in the whole run, > 0, in minutes; afterwards only the judge is asked.
     The judge's cost is limited by judge.api.max_cost_usd."""
     simulated: SimulatedTeacherConfig = field(
@@ -110,32 +105,30 @@ class MixedConfig:
     """Simulated person: by default it compares progress, errs in 5 % of the answers and takes 4 s for each."""
 
     def __post_init__(self) -> None:
-        check_least(self, "feedback.mixed", 0, "max_answers")
-        check_positive(self, "feedback.mixed", "max_minutes")
-        check_interval(self, "feedback.mixed", "(0, 1]", "share")
+        check_bounds(self, "feedback.mixed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedbackConfig:
     """Schedule and choice of the queries."""
 
-    first_step: int = 3_000
+    first_step: PositiveInt = 3_000
     """Env step of the first session; before it the agent explores by novelty."""
-    every_steps: int = 2_000
+    every_steps: PositiveInt = 2_000
     """Env steps between sessions."""
-    queries: int = 100
+    queries: PositiveInt = 100
     """Queries per session."""
-    max_queries: int = 20_000
+    max_queries: NonNegativeInt = 20_000
     """Query budget of the whole run, answered or not."""
-    segment_steps: int = 1
+    segment_steps: PositiveInt = 1
     """Steps per segment, L >= 1; 1 compares single images, as the paper does."""
-    recent_episodes: int = 100
+    recent_episodes: PositiveInt = 100
     """Number of newest episodes from whose frames queries are sampled."""
     sampling: CodeRef = "uniform"
     """Strategy that chooses queries. uniform: random (the paper); the others choose among candidates by the current
     reward model. disagreement: where its members differ most; entropy: where they are least sure; k_center: farthest
     from all earlier queries; my_file:FUNCTION: your own strategy. Before the first fit all are uniform."""
-    pool: int = 10
+    pool: PositiveInt = 10
     """Candidates per query, >= 1, for sampling other than uniform."""
     ties: Literal["drop", "equal"] = "drop"
     """Handling of ties. drop: answers without preference are not used (the paper); equal: they count as one half."""
@@ -146,21 +139,17 @@ class FeedbackConfig:
     measured: FilePath = ""
     """bench.json (`rlvlm judge-bench`) or judge_report.csv (`rlvlm judge-report`) of a judge; the teacher `measured`
     imitates its rates of right, wrong and undecided answers, and its preference for a side."""
-    preflight: int | None = None
+    preflight: NonNegativeInt | None = None
     """Known pairs that a judge is asked about in both orders before the run starts, a small version of `rlvlm
     judge-bench TASK`: a judge that cannot tell them apart is refused. None: 24, of a judge that can be asked about
     what it has not answered before; 0 skips it;
     fewer than 24 allow few conclusions."""
-    rehearse: int = 0
+    rehearse: Annotated[int, Bound("0 or >= 100")] = 0
     """Questions before the run that find out what this judge would teach: a reward model of its answers is followed by
     a search, the same search follows the truth (`rlvlm judge-bench TASK --rehearse`). At least 100; 0 skips it."""
 
     def __post_init__(self) -> None:
-        names = ("first_step", "every_steps", "queries", "segment_steps", "recent_episodes", "pool")
-        check_least(self, "feedback", 1, *names)
-        check_least(self, "feedback", 0, "max_queries", "preflight")
-        if self.rehearse:
-            check_least(self, "feedback", 100, "rehearse")
+        check_bounds(self, "feedback")
         check_name("feedback.sampling", self.sampling, SAMPLING)
 
     def pool_factor(self, num_fits: int) -> int:
@@ -187,29 +176,29 @@ def simulated_config(teacher: str, feedback: FeedbackConfig) -> SimulatedTeacher
 class RewardModelConfig:
     """Ensemble that predicts the teacher's answers."""
 
-    image_px: int = 64
+    image_px: PositiveInt = 64
     """Side length of the image model's images, in pixels (300 in the paper)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device for training and evaluation. auto: a GPU that Ray or SLURM has assigned to the process, else the CPU;
     cuda: the first visible GPU, which a judge may use too."""
-    ensemble: int = 3
+    ensemble: PositiveInt = 3
     """Number of ensemble members, K >= 1; the reward is their mean."""
-    lr: float = 3e-4
+    lr: PositiveFloat = 3e-4
     """Learning rate of Adam."""
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Answers per gradient step (64 in the paper)."""
-    max_epochs: int = 50
+    max_epochs: PositiveInt = 50
     """Maximum number of passes over all answers per session."""
-    min_updates: int = 60
+    min_updates: NonNegativeInt = 60
     """Minimum number of gradient steps per session before the fit may stop early, 0 to `max_updates`."""
-    max_updates: int = 100
+    max_updates: PositiveInt = 100
     """Maximum number of gradient steps per session; bounds a session's time when there are many answers."""
-    stop_accuracy: float = 0.97
+    stop_accuracy: Annotated[float, Bound("(0, 1]")] = 0.97
     """Mean training accuracy of an epoch above which a session's fit to comparisons ends."""
-    stop_error: float = 0.05
+    stop_error: Annotated[float, Bound("(0, 1]")] = 0.05
     """Root mean square error of the members' mean on held-out scores, in [0, 1], below which a session's fit to
     scores ends."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Bound("[0, 1)")] = 0.0
     """Share of each label that is spread evenly over both sides, in [0, 1): 0.2 fits a probability of 90 % for a
     label. At 0 rewards grow until they reach their bound, where near and nearer states have equal rewards."""
     output: Literal["bounded", "normalised"] = "bounded"
@@ -217,22 +206,17 @@ class RewardModelConfig:
     to its ends. normalised: networks are unbounded, and states are scaled anew by all labelled steps before each fit;
     the agent gets rewards that are centred and scaled by those of the labelled steps (Christiano et al. 2017, sec.
     2.2.1), then bounded. It distinguishes near from nearer; not tried with images."""
-    hold_out_every: int = 5
+    hold_out_every: Annotated[int, Bound("0 or >= 2")] = 5
     """One score in this many is held out, and a fit ends once these are met. The agent explores until the model has
     predicted so many new answers that chance would in at most one run of a hundred. 0 holds out none, and trusts every
     fit."""
 
     def __post_init__(self) -> None:
-        check_least(self, "reward_model", 1, "image_px", "ensemble", "batch_size", "max_epochs", "max_updates")
-        check_positive(self, "reward_model", "lr")
-        if self.hold_out_every < 0 or self.hold_out_every == 1:
-            raise ValueError(f"reward_model.hold_out_every must be 0 or >= 2, got {self.hold_out_every}")
-        if not 0 <= self.min_updates <= self.max_updates:
+        check_bounds(self, "reward_model")
+        if self.min_updates > self.max_updates:
             raise ValueError(
-                f"need 0 <= reward_model.min_updates <= max_updates, got {self.min_updates} and {self.max_updates}"
+                f"reward_model.min_updates must be <= max_updates, got {self.min_updates} and {self.max_updates}"
             )
-        check_interval(self, "reward_model", "(0, 1]", "stop_accuracy", "stop_error")
-        check_interval(self, "reward_model", "[0, 1)", "label_smoothing")
 
 
 def check_learning(reward: StepRewardConfig, feedback: FeedbackConfig, reward_model: RewardModelConfig) -> None:

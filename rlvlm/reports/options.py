@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 
 import tyro
 
-from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse, value_of
 from rlvlm.core.leads import FilePath
 from rlvlm.demonstrations.trajectory import SuccessRule
@@ -31,11 +31,11 @@ class BenchOptions:
     """Baseline that answers instead of the judge: the truth, chance, or always the first image (and 0.5)."""
     out: Path = Path("judge_bench")
     """Folder for bench.json, answers.parquet and bench.html."""
-    frames: int | None = None
+    frames: PositiveInt | None = None
     """Images shown per episode, >= 1; by default 8, or 1 for a judge that was trained on single images."""
-    pairs: int | None = None
+    pairs: PositiveInt | None = None
     """Pairs per task; by default the suite's number."""
-    episodes: int | None = None
+    episodes: Annotated[int, Bound(">= 4")] | None = None
     """Episodes played per task, >= 4; the judge scores a third as many of each case: success, near miss, failure,
     cut short. By default the suite's number."""
     success: SuccessRule | None = None
@@ -55,7 +55,7 @@ class BenchOptions:
     draw_path: bool = False
     """Draw the hand's path on the last image of each side, as --env.draw-path does in a run; for tasks that are
     played and whose env knows the hand's position."""
-    rehearse: int | None = None
+    rehearse: Annotated[int, Bound(">= 100")] | None = None
     """Questions for finding out what this judge would teach, >= 100 (some hundred are good), asked in addition about
     each task: attempts that a policy can play, states along the way to the goal and beyond it, and the ends of a search
     that follows the judge. None asks nothing."""
@@ -68,9 +68,7 @@ class BenchOptions:
     """Seed of items and of the order of asking; rows of different seeds have different items."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "pairs", "frames")
-        check_least(self, "--", 4, "episodes")  # one of each way of playing
-        check_least(self, "--", 100, "rehearse")
+        check_bounds(self, "--")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +79,13 @@ class FreezeOptions:
     """Suite as for `judge-bench`."""
     out: Path
     """File to write, with a name that ends in .zip."""
-    frames: int = 8
+    frames: Annotated[int, Bound(f"[1, {MAX_FRAMES}]")] = 8
     """Maximum number of images per episode, 1 to 64."""
-    pairs: int | None = None
+    pairs: PositiveInt | None = None
     """Pairs per task; by default the suite's number."""
-    episodes: int | None = None
+    episodes: Annotated[int, Bound(">= 4")] | None = None
     """Episodes played per task, >= 4; by default the suite's number."""
-    image_px: int = 300
+    image_px: Annotated[int, Bound(">= 16")] = 300
     """Side length of the images in pixels; envs in turns have their own."""
     turns: bool = False
     """Score single turns instead of episodes, as --judge.score utility does."""
@@ -101,10 +99,7 @@ class FreezeOptions:
     """Seed of the items."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "pairs")
-        check_least(self, "--", 4, "episodes")
-        check_interval(self, "--", f"[1, {MAX_FRAMES}]", "frames")
-        check_least(self, "--", 16, "image_px")
+        check_bounds(self, "--")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +124,13 @@ class ScoreOptions:
     ask: tuple[Literal["progress", "success", "pairs"], ...] = ("progress", "success")
     """Questions to ask. progress: of frames; success: of whole episodes; pairs: which of two frames of an episode is
     nearer to the goal, and which of two episodes' ends."""
-    every: int = 10
+    every: PositiveInt = 10
     """Frames from one question to the next, >= 1; the last frame is always included."""
     clips: Literal["growing", "single"] = "growing"
     """Images shown for progress. growing: the clip up to the frame; single: the frame alone."""
-    pairs: int = 4
+    pairs: PositiveInt = 4
     """Pairs of frames per episode, >= 1, each asked in both orders; for --ask pairs."""
-    frames: int | None = None
+    frames: PositiveInt | None = None
     """Images shown per clip, >= 1; by default 8, or 1 for a judge that was trained on single images."""
     success: SuccessRule | None = None
     """Rule for episodes whose data do not state their success. assumed: all succeeded; none: none did. By default it
@@ -148,7 +143,7 @@ class ScoreOptions:
     value: bool = False
     """Whether to learn from the labels the probability of success at each frame, for `sft.weighting` advantage,
     condition and iql; needs rlvlm[train]."""
-    preflight: int = 20
+    preflight: NonNegativeInt = 20
     """Number of known items that are asked first; a judge with meaningless answers is refused. 0 asks none."""
     out: Path | None = None
     """Folder for labels.parquet, score.html, score.json and answers; by default DATA.labels beside the data, or
@@ -162,8 +157,7 @@ class ScoreOptions:
     """Seed of the order of asking, and of pairs."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "every", "pairs", "frames")
-        check_least(self, "--", 0, "preflight")
+        check_bounds(self, "--")
         if not self.ask:
             raise ValueError("--ask needs progress, success or pairs, got nothing")
 

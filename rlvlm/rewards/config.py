@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlvlm.core.checks import check_interval, check_least, check_positive, check_shares
+from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
 from rlvlm.core.guests import short_names
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.core.references import is_reference
@@ -46,16 +46,14 @@ class ExplorationConfig:
     bonus: Literal["none", "disagreement", "novelty"] = "none"
     """Bonus on the learned reward. none: no bonus; disagreement: standard deviation of the ensemble's rewards
     (RUNE); novelty: distance to the states visited before, as before the learned reward takes over."""
-    weight: float = 0.05
+    weight: NonNegativeFloat = 0.05
     """beta_0, >= 0: initial reward per unit of the bonus (the paper's value, for rewards in [-1, 1]; here they lie
     in [-3, 3]). Novelty is in units of its own standard deviation."""
-    decay: float = 1e-4
+    decay: Share = 1e-4
     """rho, in [0, 1]: share of the weight lost per env step (1e-5 to 1e-3 in the paper)."""
 
     def __post_init__(self) -> None:
-        check_least(self, "reward.exploration", 0, "weight")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"reward.exploration.decay must be in [0, 1], got {self.decay}; 0 keeps the weight")
+        check_bounds(self, "reward.exploration")
 
     def weight_after(self, num_steps: int) -> float:
         """Returns beta_t, `num_steps` env steps after the learned reward took over; 0 without a bonus."""
@@ -67,22 +65,20 @@ class ExplorationConfig:
 class LabelMonitorConfig:
     """Monitoring of a teacher of comparisons against the simulator's truth, which never reaches the policy."""
 
-    window: int = 400
+    window: Annotated[int, Bound(">= 20")] = 400
     """Number of decided labels behind the newest figures; a quarter as many first ones are the baseline."""
-    clear_gap: float = 0.1
+    clear_gap: Annotated[float, Bound("(0, 1)")] = 0.1
     """Difference in truth between the sides of a clear label, as a share of the range of the newest, in (0, 1)."""
-    max_wrong: float = 0.1
+    max_wrong: Share = 0.1
     """Share of clear labels, in [0, 1], that may be wrong between any two fifths of the way, even if fewer were at
     first."""
-    min_accuracy: float = 0.65
+    min_accuracy: Share = 0.65
     """Share of clear labels that are right, in [0, 1], below which they surely lie for an alarm without a rise."""
     on_alarm: Literal["warn", "stop"] = "warn"
     """Reaction to an alarm. warn: report it in log, panel and pages; stop: also end the run, with exit code 5."""
 
     def __post_init__(self) -> None:
-        check_least(self, "reward.monitor", 20, "window")
-        check_shares(self, "reward.monitor", "max_wrong", "min_accuracy")
-        check_interval(self, "reward.monitor", "(0, 1)", "clear_gap")
+        check_bounds(self, "reward.monitor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,31 +170,28 @@ class ValueConfig:
     `algorithms.outcome_value`.
     """
 
-    hidden: int = 128
+    hidden: PositiveInt = 128
     """Width of a network's two layers."""
-    lr: float = 1e-3
+    lr: PositiveFloat = 1e-3
     """Step size of AdamW."""
-    steps: int = 100
+    steps: PositiveInt = 100
     """Gradient steps before each update."""
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Turns or chunks per step."""
-    episodes: int = 2_000
+    episodes: PositiveInt = 2_000
     """Number of newest episodes that it is trained on, >= 1."""
-    heads: int = 1
+    heads: PositiveInt = 1
     """Networks of the ensemble, 1 to 5; their mean is the value, and their standard deviation the spread."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per turn or chunk, in [0, 1]; 1: the probability of success itself."""
-    td_lambda: float = 1.0
+    td_lambda: Share = 1.0
     """Lambda of the targets, in [0, 1]. 1: the episode's outcome (Monte Carlo); lower: the value of the next state
     counts too, which learns from parts of episodes that ended differently."""
-    monte_carlo: int = 5
+    monte_carlo: NonNegativeInt = 5
     """Rounds of training at the start, one before each update, with lambda 1: the first values mean nothing."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "value", "lr")
-        check_least(self, "value", 1, "hidden", "steps", "batch_size", "episodes", "heads")
-        check_least(self, "value", 0, "monte_carlo")
-        check_shares(self, "value", "gamma", "td_lambda")
+        check_bounds(self, "value")
         if self.heads > 5:
             raise ValueError(f"value.heads must be 1 to 5, got {self.heads}; each is trained, and five tell the spread")
 
@@ -219,47 +212,39 @@ gave in `rlvlm judge-bench` to episodes of similar progress."""
 class MonitorConfig:
     """Monitoring of a judge that rewards. Its measurements never reach the policy."""
 
-    controls: int = 4
+    controls: NonNegativeInt = 4
     """Scored turns or episodes per update that are shown again: their first moment alone, backwards, with another goal
     and, where the env tells robot and things apart, with the robot's movement alone; 0 shows none."""
-    known_again: int = 20
+    known_again: NonNegativeInt = 20
     """Items of the preflight that are shown again every `known_every` updates, to the judge without its memory; 0:
     never."""
-    known_every: int = 20
+    known_every: PositiveInt = 20
     """Updates between these, >= 1."""
     uses_truth: bool = True
     """Whether the env's own test of success is held against the judge's answers. Without it, as on a robot, alarms
     rest on known items and controls alone."""
-    window: int = 400
+    window: Annotated[int, Bound(">= 20")] = 400
     """Number of episodes behind the newest figures; as many first ones are the baseline."""
-    success_threshold: float | None = None
+    success_threshold: Annotated[float, Bound("(0, 1]")] | None = None
     """Score in (0, 1] from which the judge is taken to call an episode a success. None: the reward's threshold;
     without one the preflight's; else 0.5, and 0.875 for turns."""
-    max_false_positives: float = 0.1
+    max_false_positives: Share = 0.1
     """Share of failures, in [0, 1], that may be called successes without an alarm, even if there were fewer before."""
     on_alarm: Literal["warn", "stop"] = "warn"
     """Reaction to an alarm. warn: report it in log, panel and pages; stop: also end the run, with exit code 5."""
-    preflight: int = 32
+    preflight: NonNegativeInt = 32
     """Known turns of each kind, or twice as many episodes in all, that the judge has to tell apart before a run
     starts: a small version of `rlvlm judge-bench TASK`; 0 skips it."""
-    rehearse: int = 0
+    rehearse: Annotated[int, Bound("0 or >= 100")] = 0
     """Questions before a run, beside the preflight's, that find out what this judge would teach: a search follows it,
     the same search follows the truth (`rlvlm judge-bench TASK --rehearse`); for scores of episodes. At least 100, some
     hundred are good; 0 skips it."""
-    min_auc: float = 0.75
+    min_auc: Annotated[float, Bound("[0.5, 1]")] = 0.75
     """Minimum area under the curve of successes against failures in the preflight, in [0.5, 1]; an area of the
     newest episodes that surely lies below it raises an alarm."""
 
     def __post_init__(self) -> None:
-        check_least(self, "reward.monitor", 0, "controls", "preflight", "known_again")
-        if self.rehearse:
-            check_least(self, "reward.monitor", 100, "rehearse")
-        check_least(self, "reward.monitor", 1, "known_every")
-        check_least(self, "reward.monitor", 20, "window")
-        check_shares(self, "reward.monitor", "max_false_positives")
-        check_interval(self, "reward.monitor", "[0.5, 1]", "min_auc")
-        if self.success_threshold is not None:
-            check_interval(self, "reward.monitor", "(0, 1]", "success_threshold")
+        check_bounds(self, "reward.monitor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,8 +255,11 @@ class MixtureConfig:
     """Weight of the true reward, in its own units."""
     judged: float = 0.0
     """Weight of the judge's score, scaled to [-1, 1]."""
-    novelty: float = 0.0
+    novelty: Share = 0.0
     """Weight of the transitions' novelty, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "reward.mixture")
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -302,35 +290,35 @@ class TurnRewardConfig:
     unreadable: float = -1.0
     """Reward of a turn with an unreadable reply, with `per turn`: no action was taken that could be judged, so the
     judge is not asked."""
-    num_frames: int = 8
+    num_frames: Annotated[int, Bound(">= 2")] = 8
     """Maximum number of an episode's images shown to the judge, >= 2, including the first and the last."""
-    frame_px: int = 224
+    frame_px: PositiveInt = 224
     """Side length of those images in pixels, for envs that draw at any size."""
     flip_images: bool = False
     """Whether images are flipped left to right for the judge. LIBERO's images are mirrored, as published policies
     expect: the left side in an instruction is on their right. The pocket judges were trained on mirrored images; any
     other judge should see flipped ones."""
-    success_weight: float = 0.0
+    success_weight: NonNegativeFloat = 0.0
     """Weight of the env's success, >= 0, beside the judge's score of an episode, whose weight is 1; the reward is
     their weighted mean. With a judge of progress these are success and an episode's changes of potential, which sum
     without a discount to its last potential minus its first, which a group shares. Departure from Ng et al. 1999,
     whose potential is 0 at the end of an episode: then all of it would cancel within a group. So the judge does
     change which policy is best."""
-    threshold: float | Literal["calibrated"] | None = None
+    threshold: Annotated[float, Bound("(0, 1]")] | Literal["calibrated"] | None = None
     """Score from which a score counts as 1, below it as 0; None uses scores unchanged. calibrated: the threshold at
     which the judge told known episodes apart best before training, see `monitor.preflight`."""
     without_answer: Literal["stop", "drop", "neutral"] = "drop"
     """Handling of missing answers. stop: end the run; drop: leave the episode's turns out of this update (with
     compared episodes, its whole group); neutral: score it `neutral`. The truth never replaces an answer."""
-    neutral: float = 0.5
+    neutral: Share = 0.5
     """Score for `without_answer neutral`, in [0, 1]."""
     fallback_judge: str = ""
     """Name of a running Serve app whose judge is asked for answers missing from the run's own; empty for none."""
-    false_positives: float = FALSE_POSITIVES
+    false_positives: Share = FALSE_POSITIVES
     """Share of failures that the teacher biased calls successes, in [0, 1]."""
-    false_negatives: float = 0.0
+    false_negatives: Share = 0.0
     """Share of successes that the teacher biased calls failures, in [0, 1]."""
-    noise: float = 0.0
+    noise: NonNegativeFloat = 0.0
     """Standard deviation of the noise of the teacher progress, >= 0."""
     measured: FilePath = ""
     """File bench.json of a judge (`rlvlm judge-bench`) for the teacher measured."""
@@ -343,22 +331,18 @@ class TurnRewardConfig:
     corrects_noise: bool = True
     """Whether this network allows for the outcomes that are wrong, by the rates of false positives and false negatives
     of the preflight's known episodes (of the teacher biased: its own)."""
-    parts: int = 4
+    parts: PositiveInt = 4
     """Number of parts in which a rollout of whole episodes is played, >= 1: a judge scores one while the next is
     played. It is lower if a part would not have a group for each env runner."""
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
-        check_least(self, "reward", 2, "num_frames")
-        check_least(self, "reward", 1, "frame_px", "parts")
-        check_least(self, "reward", 0, "noise", "success_weight")
-        check_shares(self, "reward", "neutral", "false_positives", "false_negatives")
+        check_bounds(self, "reward")
         # settings that only a scorer reads, against the fields' defaults: envs in turns and in chunks have another
         # `per`
         defaults = {field.name: field.default for field in fields(self)}
         of_scorer = ("per", "clip", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
         idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
-        threshold = self.threshold
         wrong = (self.false_positives, self.false_negatives)
         if wrong != (FALSE_POSITIVES, 0.0) and self.teacher != "biased":
             raise ValueError(
@@ -377,8 +361,6 @@ class TurnRewardConfig:
                 "reward.teacher measured and reward.measured FILE go together, got "
                 f"{self.teacher} and {self.measured or 'no file'}"
             )
-        if isinstance(threshold, float | int) and not 0 < threshold <= 1:
-            raise ValueError(f"reward.threshold must be in (0, 1], calibrated or None, got {threshold}")
         if idle:
             raise ValueError(
                 f"reward.{', '.join(idle)} have no effect without scores: set reward.source judged, or mixture "
@@ -390,7 +372,7 @@ class TurnRewardConfig:
                 "reward.monitor.rehearse follows a judge that scores episodes, after its preflight: it needs "
                 "reward.source judged, reward.per episode and monitor.preflight"
             )
-        if threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
+        if self.threshold == "calibrated" and not (self.asks_judge and self.monitor.preflight):
             raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
         if self.fallback_judge and not self.asks_judge:
             raise ValueError("reward.fallback_judge has no effect where no judge is asked")

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import tyro
 
-from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.envs.config import KIND_CONFIGS, EnvConfig
@@ -28,28 +28,27 @@ from rlvlm.serving.config import PlacementConfig
 class EvalConfig:
     """Evaluation of the policy on the true task."""
 
-    every_steps: int = 2_500
+    every_steps: PositiveInt = 2_500
     """Env steps between evaluations."""
-    episodes: int = 5
+    episodes: PositiveInt = 5
     """Episodes per evaluation, with the deterministic policy."""
-    num_envs: int = 0
+    num_envs: NonNegativeInt = 0
     """Envs in turns that evaluations play at once, whose replies are sampled as one batch: the more, the sooner the
     episodes are played, as far as the GPU has room. 0: as many as rollouts, `algo.num_envs`."""
 
     def __post_init__(self) -> None:
-        check_least(self, "eval", 1, "every_steps", "episodes")
-        check_least(self, "eval", 0, "num_envs")
+        check_bounds(self, "eval")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackConfig:
     """Metrics and checkpoints that a run stores and shows."""
 
-    log_every_steps: int = 1_000
+    log_every_steps: PositiveInt = 1_000
     """Env steps between rows of metrics.jsonl, and between log lines if there is no live panel."""
-    checkpoint_every_steps: int = 5_000
+    checkpoint_every_steps: PositiveInt = 5_000
     """Env steps between checkpoints."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep, besides the best."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Weights & Biases mode; online needs a key."""
@@ -57,15 +56,14 @@ class TrackConfig:
     """Project in Weights & Biases."""
     dashboard: bool = False
     """Whether to open the dashboard of a Ray started by the run."""
-    dashboard_port: int = 8265
+    dashboard_port: Annotated[int, Bound("[1, 65535]")] = 8265
     """Port of that dashboard, on the loopback address."""
     bench: FilePath = ""
     """bench.json of the run's judge (`rlvlm judge-bench`), whose figures the run's card compares with its own. Empty:
     that of a teacher `measured`, if any."""
 
     def __post_init__(self) -> None:
-        check_least(self, "track", 1, "log_every_steps", "checkpoint_every_steps", "keep_checkpoints")
-        check_interval(self, "track", "[1, 65535]", "dashboard_port")
+        check_bounds(self, "track")
 
 
 JUDGE_ROLE = "the judge"
@@ -124,9 +122,9 @@ class RunConfig(ABC):
     goal_image: FilePath = ""
     """File with an image of the goal, shown to the judge with every question; a copy is stored in the run's folder.
     Empty: none."""
-    steps: int = 20_000
+    steps: PositiveInt = 20_000
     """Env steps of the run."""
-    seed: int = 0
+    seed: Annotated[int, Bound(f"[0, {2**32 - 1}]")] = 0
     """Seed of env, networks, sampling and queries."""
     out: Path | None = None
     """Folder of the run; by default runs/TASK/<time>."""
@@ -142,6 +140,7 @@ class RunConfig(ABC):
     track: TrackConfig = field(default_factory=TrackConfig)
 
     def __post_init__(self) -> None:
+        check_bounds(self, "")
         if self.env is None:
             with suppress(UsageError):  # the task does not exist, or cannot be imported
                 object.__setattr__(self, "env", task_env(self.task))
@@ -150,9 +149,6 @@ class RunConfig(ABC):
                 raise ValueError(f"env is a {type(self.env).__name__}, which does not go with a run in {self.kind}")
             steps: dict[str, Any] = {} if self.env is None else {"episode_steps": self.env.episode_steps}
             object.__setattr__(self, "env", KIND_CONFIGS[self.kind](**steps))
-        check_least(self, "", 1, "steps")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
         # NaN passes every comparison with a bound, and only NaN differs from itself
         leaves = {name: value if isinstance(value, list) else [value] for name, value in flat(self).items()}
         if names := [name for name, values in leaves.items() if any(value != value for value in values)]:

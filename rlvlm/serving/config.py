@@ -2,9 +2,17 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.checks import (
+    Bound,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    check_bounds,
+)
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.leads import Address, FilePath
 from rlvlm.judges.config import JudgeConfig
@@ -23,10 +31,8 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def _check_replicas(config: "PlacementConfig | ServedEngineConfig", section: str) -> None:
-    """Raises ValueError if the resources requested per replica are impossible."""
-    check_least(config, section, 0, "num_cpus", "num_gpus", "retries")
-    check_positive(config, section, "timeout_s")
-    check_least(config, section, 1, "stall_s")  # a short pause is no fault
+    """Raises ValueError if a bound is broken, or the resources requested per replica are impossible."""
+    check_bounds(config, section)
     # Ray assigns shares of one GPU or several whole ones, but nothing in between
     if config.num_gpus > 1 and config.num_gpus != int(config.num_gpus):
         raise ValueError(f"{section}.num_gpus above 1 must be a whole number, got {config.num_gpus}")
@@ -38,33 +44,30 @@ class PlacementConfig:
 
     app: str = ""
     """Name of a running Serve app to use; empty starts an app of this run and stops it at the end."""
-    num_replicas: int = 1
+    num_replicas: PositiveInt = 1
     """Number of copies of the judge; with max_replicas, their minimum."""
     max_replicas: int = 0
     """Maximum number of copies while requests pile up; 0: always num_replicas."""
-    target_ongoing_requests: float = 2.0
+    target_ongoing_requests: PositiveFloat = 2.0
     """Requests per copy, running or waiting, at which Serve aims by starting and stopping copies, > 0."""
-    upscale_delay_s: float = 10.0
+    upscale_delay_s: NonNegativeFloat = 10.0
     """Time for which requests must pile up before another copy is started, seconds."""
-    downscale_delay_s: float = 300.0
+    downscale_delay_s: NonNegativeFloat = 300.0
     """Time for which there must be too many copies before one is stopped, seconds: loading it again takes minutes."""
-    num_cpus: float = 1.0
+    num_cpus: NonNegativeFloat = 1.0
     """CPU cores per replica."""
-    num_gpus: float = 0.0
+    num_gpus: NonNegativeFloat = 0.0
     """Share of a GPU per replica; with 0.5 two judges share a GPU, each limited to half of its memory."""
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
     """Maximum wait for one request's answer, seconds."""
-    retries: int = 4
+    retries: NonNegativeInt = 4
     """Tries after the first if a replica fails or is overloaded."""
-    stall_s: float = 5.0
+    stall_s: Annotated[float, Bound(">= 1")] = 5.0
     """Seconds without a sign of life after which a replica counts as stuck and is replaced, >= 1: its running model
     uses no CPU (on a GPU: finishes no layer), or its event loop is blocked. A long batch still shows signs of life."""
 
     def __post_init__(self) -> None:
         _check_replicas(self, "serve")
-        check_least(self, "serve", 1, "num_replicas")
-        check_positive(self, "serve", "target_ongoing_requests")
-        check_least(self, "serve", 0, "upscale_delay_s", "downscale_delay_s")
         if self.max_replicas and self.max_replicas < self.num_replicas:
             raise ValueError(
                 f"serve.max_replicas must be 0 or >= num_replicas, got {self.max_replicas} and {self.num_replicas}"
@@ -94,20 +97,20 @@ class ServedEngineConfig:
     backend: Literal["transformers", "vllm"] = "transformers"
     """Engine in a replica. transformers: the policy itself, in batches; vllm: its chat VLM on vLLM, in an environment
     of its own, where replies start and finish one by one."""
-    num_replicas: int = 0
+    num_replicas: NonNegativeInt = 0
     """Number of copies of the policy on Ray Serve for rollouts and evaluations; 0: the run's own process samples."""
-    num_cpus: float = 1.0
+    num_cpus: NonNegativeFloat = 1.0
     """CPU cores per replica."""
-    num_gpus: float = 0.0
+    num_gpus: NonNegativeFloat = 0.0
     """Share of a GPU per replica; 0.5 lets it share a GPU with a judge."""
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
     """Maximum wait for a batch of replies, seconds."""
-    retries: int = 4
+    retries: NonNegativeInt = 4
     """Tries after the first if a replica fails."""
-    stall_s: float = 5.0
+    stall_s: Annotated[float, Bound(">= 1")] = 5.0
     """Seconds without a sign of life after which a replica counts as stuck and is replaced, >= 1; as
     `serve.stall_s`."""
-    bucket_mib: int = BUCKET_MIB
+    bucket_mib: PositiveInt = BUCKET_MIB
     """Size of the pieces in which weights are sent, MiB, > 0; no process holds more than two pieces beside its own
     weights. A larger tensor is a piece of its own."""
     colocated: bool = False
@@ -117,8 +120,6 @@ class ServedEngineConfig:
 
     def __post_init__(self) -> None:
         _check_replicas(self, "engine")
-        check_least(self, "engine", 0, "num_replicas")
-        check_least(self, "engine", 1, "bucket_mib")
         if self.colocated and self.num_gpus:
             raise ValueError(
                 f"engine.num_gpus must be 0 with engine.colocated, which uses the learners' GPUs, got {self.num_gpus:g}"
@@ -169,28 +170,29 @@ class HttpConfig:
     """Host names, without port, that requests may address; others are refused (DNS rebinding)."""
     media_root: FilePath = ""
     """Folder from which `video_path` may name files; empty refuses every `video_path`."""
-    body_bytes: int = 8 * MIB
+    body_bytes: PositiveInt = 8 * MIB
     """Maximum size of a request body, bytes."""
-    body_deadline_s: float = 3.0
+    body_deadline_s: PositiveFloat = 3.0
     """Maximum time for a body to arrive, seconds."""
-    max_images: int = NUM_IMAGES
+    max_images: Annotated[int, Bound(f"[1, {MAX_IMAGES}]")] = NUM_IMAGES
     """Maximum number of images in a request, 1 to 1,024; all together have at most 16 Mpixel."""
-    success_threshold: float = 0.5
+    success_threshold: Share = 0.5
     """Score from which the model NAME#grade says success, in [0, 1]."""
-    held_bytes: int = 256 * MIB
+    held_bytes: PositiveInt = 256 * MIB
     """Maximum size of all bodies held at once, bytes; beyond it callers get a 429."""
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
     """Maximum wait for the judge's answer, seconds."""
-    retries: int = 4
+    retries: NonNegativeInt = 4
     """Tries after the first if a judge's replica fails while answering."""
-    max_tokens: int = 1_024
+    max_tokens: PositiveInt = 1_024
     """Maximum length of a reply that a caller of /generate may request, tokens."""
-    num_replicas: int = 1
+    num_replicas: PositiveInt = 1
     """Number of copies of the HTTP server."""
-    num_cpus: float = 0.1
+    num_cpus: NonNegativeFloat = 0.1
     """CPU cores that Ray reserves per copy."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, "http")
         if not (self.judges or self.policies) or not all(self.judges):
             raise ValueError("http.judges needs the name of at least one Serve app, got none; use e.g. [pocket]")
         if len(set(self.judges)) != len(self.judges):
@@ -200,14 +202,6 @@ class HttpConfig:
             raise ValueError(f"http.aliases names {sorted(unknown)}, which is none of http.judges {list(self.judges)}")
         if self.media_root and not Path(self.media_root).is_absolute():
             raise ValueError(f"http.media_root must be an absolute path, got {self.media_root!r}")
-        check_positive(
-            self, "http", "body_bytes", "body_deadline_s", "held_bytes", "timeout_s", "max_tokens", "num_replicas"
-        )
-        check_least(self, "http", 0, "retries", "num_cpus")
-        check_least(self, "http", 1, "max_images")
-        check_interval(self, "http", "[0, 1]", "success_threshold")
-        if self.max_images > MAX_IMAGES:
-            raise ValueError(f"http.max_images must be <= {MAX_IMAGES}, got {self.max_images}")
         if self.held_bytes < self.body_bytes:
             raise ValueError(f"http.held_bytes must be >= body_bytes, got {self.held_bytes} and {self.body_bytes}")
 

@@ -4,9 +4,9 @@ import difflib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_text
@@ -30,33 +30,30 @@ class SourceConfig:
 class BudgetConfig:
     """Budget of every run, so that sources are compared at equal cost."""
 
-    steps: int | None = None
+    steps: PositiveInt | None = None
     """Env steps of each run; null takes each task's own."""
-    queries: int | None = None
+    queries: NonNegativeInt | None = None
     """Maximum number of queries of each run; null takes each task's own."""
     may_differ: bool = False
     """Whether the sources of a task may have different budgets, if the budget is what is compared."""
 
     def __post_init__(self) -> None:
-        check_least(self, "budget", 1, "steps")
-        check_least(self, "budget", 0, "queries")
+        check_bounds(self, "budget")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatConfig:
     """Early end of runs whose curve has long been flat, with the exit reason `flat`."""
 
-    share: float = 1 / 3
+    share: Annotated[float, Bound("(0, 1)")] = 1 / 3
     """Share of the run's whole length for which the curve must have been flat, in (0, 1)."""
-    tolerance: float = 0.02
+    tolerance: NonNegativeFloat = 0.02
     """Largest difference between two scores of a flat curve, in the score's unit, >= 0."""
-    after: float = 1 / 3
+    after: Annotated[float, Bound("[0, 1)")] = 1 / 3
     """Share of the run's length, in [0, 1), that does not count: a run that has not begun to learn is not flat."""
 
     def __post_init__(self) -> None:
-        check_interval(self, "flat", "(0, 1)", "share")
-        check_interval(self, "flat", "[0, 1)", "after")
-        check_least(self, "flat", 0, "tolerance")
+        check_bounds(self, "flat")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,34 +65,32 @@ class HalvingConfig:
     Source: Li et al. 2020, arXiv:1810.05934.
     """
 
-    first_rung: int = 5_000
+    first_rung: PositiveInt = 5_000
     """Env steps before a run may be halted; each later rung is `keep_one_in` times further."""
-    keep_one_in: int = 2
+    keep_one_in: Annotated[int, Bound(">= 2")] = 2
     """One run in this many passes a rung, >= 2."""
 
     def __post_init__(self) -> None:
-        check_least(self, "halving", 1, "first_rung")
-        check_least(self, "halving", 2, "keep_one_in")
+        check_bounds(self, "halving")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceConfig:
     """Resources of each run; as many run side by side as fit."""
 
-    cpus: float = 1.0
+    cpus: PositiveFloat = 1.0
     """CPU cores per run, > 0."""
-    gpus: float = 0.0
+    gpus: NonNegativeFloat = 0.0
     """Share of a GPU per run, >= 0."""
-    judge_cpus: float = 0.0
+    judge_cpus: NonNegativeFloat = 0.0
     """CPU cores reserved for each judge's replica; 0 for none: it works while the run that asks it waits."""
-    max_trials: int = 0
+    max_trials: NonNegativeInt = 0
     """Maximum number of concurrent runs; 0: as many as the resources allow."""
-    retries: int = 1
+    retries: NonNegativeInt = 1
     """Number of restarts of a failed run from its newest checkpoint."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "resources", "cpus")
-        check_least(self, "resources", 0, "gpus", "judge_cpus", "max_trials", "retries")
+        check_bounds(self, "resources")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.leads import Address, FilePath, KeyVariable, ModelName
 
 MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "*.model")
@@ -37,15 +37,15 @@ class VLMConfig:
     """auto, cpu, cuda or cuda:N."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """Implementation of attention; auto leaves it to transformers."""
-    min_pixels: int = 0
+    min_pixels: NonNegativeInt = 0
     """Minimum pixels per image after the processor's resizing; 0 takes the model's own."""
-    max_pixels: int = 0
+    max_pixels: NonNegativeInt = 0
     """Maximum pixels per image after the processor's resizing; 0 takes the model's own."""
     seed: int = 0
     """Seed of sampling and of random weights."""
 
     def __post_init__(self) -> None:
-        check_least(self, self.section, 0, "min_pixels", "max_pixels")
+        check_bounds(self, self.section)
         if self.max_pixels and self.min_pixels > self.max_pixels:
             raise ValueError(
                 f"{self.section}.min_pixels must be <= max_pixels, got {self.min_pixels} and {self.max_pixels}"
@@ -66,31 +66,28 @@ class ApiConfig:
     key_env: KeyVariable = ""
     """Environment variable with the key, if there is no key_file; empty takes the provider's usual name, or none if
     base_url is set: a provider's key is not sent to other servers."""
-    concurrency: int = 16
+    concurrency: PositiveInt = 16
     """Maximum number of concurrent questions, >= 1."""
-    timeout_s: float = 60.0
+    timeout_s: PositiveFloat = 60.0
     """Maximum wait for one request's answer, seconds."""
-    deadline_s: float = 100.0
+    deadline_s: PositiveFloat = 100.0
     """Maximum time for one question, including retries and pauses, seconds."""
-    retries: int = 4
+    retries: NonNegativeInt = 4
     """Tries after the first, >= 0."""
-    max_requests: int = 0
+    max_requests: NonNegativeInt = 0
     """Maximum number of requests, including retries; 0: no limit."""
-    max_cost_usd: float = 0.0
+    max_cost_usd: NonNegativeFloat = 0.0
     """Maximum cost, by the prices below, US dollars; 0: no limit."""
-    usd_per_million_input: float = 0.0
+    usd_per_million_input: NonNegativeFloat = 0.0
     """Price of a million input tokens, US dollars."""
-    usd_per_million_output: float = 0.0
+    usd_per_million_output: NonNegativeFloat = 0.0
     """Price of a million output tokens, US dollars."""
     ledger: FilePath = ""
     """File that counts requests and spending, so that both limits hold across replicas and restarts; empty counts
     within one process."""
 
     def __post_init__(self) -> None:
-        check_least(self, self.section, 1, "concurrency")
-        check_positive(self, self.section, "timeout_s", "deadline_s")
-        counted = ("retries", "max_requests", "max_cost_usd", "usd_per_million_input", "usd_per_million_output")
-        check_least(self, self.section, 0, *counted)
+        check_bounds(self, self.section)
         if self.max_cost_usd and not (self.usd_per_million_input or self.usd_per_million_output):
             raise ValueError(
                 f"{self.section}.max_cost_usd needs prices: set {self.section}.usd_per_million_input and _output"
@@ -130,13 +127,13 @@ class EngineConfig:
     python: FilePath = ""
     """Python interpreter of the environment with vLLM, in which the model's replica runs; empty takes
     `.envs/vllm/bin/python` below the working folder, where `make vllm` builds it."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """GPUs over which one copy of the model is spread, >= 1."""
-    memory_share: float = 0.9
+    memory_share: Annotated[float, Bound("(0, 1]")] = 0.9
     """Share of a GPU's memory for weights and key-value cache, in (0, 1]."""
-    cache_gib: float = 1.0
+    cache_gib: PositiveFloat = 1.0
     """Size of the key-value cache on a CPU, GiB, > 0, rounded up; on a GPU it follows from memory_share."""
-    max_tokens: int = 0
+    max_tokens: NonNegativeInt = 0
     """Maximum length of chat and answer together, tokens; 0 takes the model's own."""
     prefix_caching: bool = True
     """Whether to keep the computed start of a chat for the next one that begins alike."""
@@ -144,7 +141,7 @@ class EngineConfig:
     """Whether to restrict a reply to its choices if it has any, such as the label turn of judge.prompt two_stage."""
     eager: bool = False
     """Whether to skip compilation: starts sooner, answers slower."""
-    max_lora_rank: int = 64
+    max_lora_rank: PositiveInt = 64
     """Maximum rank of judge.adapter, >= 1."""
 
     @property
@@ -153,7 +150,4 @@ class EngineConfig:
         return self.python or _VLLM_PYTHON
 
     def __post_init__(self) -> None:
-        check_least(self, self.section, 1, "tensor_parallel", "max_lora_rank")
-        check_interval(self, self.section, "(0, 1]", "memory_share")
-        check_positive(self, self.section, "cache_gib")
-        check_least(self, self.section, 0, "max_tokens")
+        check_bounds(self, self.section)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.checks import PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.vlms.files import folder_digest
@@ -31,16 +31,15 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 class LoraConfig:
     """Shape of a new adapter."""
 
-    rank: int = 32
+    rank: PositiveInt = 32
     """Inner size of the two matrices of each adapted layer, >= 1."""
-    alpha: float = 64.0
+    alpha: PositiveFloat = 64.0
     """Scale of the adapter's output, which is multiplied by alpha / rank."""
     targets: str = "all-linear"
     """Layers to adapt: `all-linear`, or a regular expression on their full names."""
 
     def __post_init__(self) -> None:
-        check_least(self, "", 1, "rank")
-        check_positive(self, "", "alpha")
+        check_bounds(self, "")
 
 
 def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":

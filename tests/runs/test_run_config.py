@@ -78,7 +78,6 @@ JUDGED = {"reward.source": "judged"}
         # what nobody would heed
         ("push_block", {"goal": "eat the cake"}, "goal has no effect"),
         ("push_block", {"sft.scenes": 100}, "sft.scenes 100 has no effect"),
-        ("push_block", {"sft.p_perturb": 1.0}, r"in \[0, 1\), got 1.0"),
         ("number_line", {"algo.staleness": 1}, "algo.staleness 1 has no effect where the run's own process plays"),
         (
             "number_line",
@@ -87,8 +86,6 @@ JUDGED = {"reward.source": "judged"}
         ),
         ("push_block", JUDGED | {"algo.staleness": 1}, "algo.rounds 3 has no effect with algo.staleness"),
         ("number_line", {"policy.head": "my:Net", "engine.num_replicas": 1}, "my:Net samples in the run's own process"),
-        ("number_line", {"policy.lora_rank": 0}, "lora_rank >= 1"),
-        ("number_line", {"policy.lora_alpha": -1.0}, "lora_alpha > 0"),
         ("number_line", {"policy.lora_targets": "["}, "lora_targets must be a regular expression"),
     ],
 )

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from rlvlm.core.checks import check_least, check_positive, check_shares
+from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef
 from rlvlm.rewards.config import ValueConfig
@@ -23,15 +23,15 @@ class AdvantageConfig:
     estimator: CodeRef = "gae"
     """Name in `advantages.ESTIMATORS` (gae, gae_tokens, bi_level, grpo, rloo, grpo_turns, rloo_turns, gigpo), or an
     estimator of your own as `module:FUNCTION`."""
-    gamma: float = 0.9
+    gamma: Share = 0.9
     """Discount per turn, or per chunk, in [0, 1]; grpo and rloo compare whole episodes and use none."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Lambda of GAE, for estimators with a critic, in [0, 1]; 0 trusts the critic, 1 the rewards."""
-    token_gamma: float = 1.0
+    token_gamma: Share = 1.0
     """Discount per token within an answer, in [0, 1]; for estimators with a value before every token."""
-    token_lambda: float = 1.0
+    token_lambda: Share = 1.0
     """Lambda of GAE over the tokens of an answer, in [0, 1]; for the same estimators."""
-    step_weight: float = 1.0
+    step_weight: NonNegativeFloat = 1.0
     """Weight of gigpo's comparison of turns relative to that of episodes, >= 0."""
     divide_by_std: bool = True
     """Whether advantages are divided by the standard deviation of their group or, with a critic, centred and divided by
@@ -41,22 +41,18 @@ class AdvantageConfig:
     sees the simulator's state, with an episode's score as its only reward."""
     critic: ValueConfig = field(default_factory=ValueConfig)
     """The network of `values state`; it predicts an episode's score before each of its chunks."""
-    min_spread: float = 1e-3
+    min_spread: PositiveFloat = 1e-3
     """Minimum difference between the largest and the smallest score of a group, > 0; other groups are dropped."""
-    scorer_noise: float | Literal["measured"] = 0.0
+    scorer_noise: NonNegativeFloat | Literal["measured"] = 0.0
     """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
     at most `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does. measured: it
     is asked twice about the episodes of `monitor.preflight` before training."""
-    noise_factor: float = 2.0
+    noise_factor: PositiveFloat = 2.0
     """Factor on `scorer_noise`, > 0."""
 
     def __post_init__(self) -> None:
         section = "algo.advantage"
-        check_shares(self, section, "gamma", "gae_lambda", "token_gamma", "token_lambda")
-        check_least(self, section, 0, "step_weight")
-        check_positive(self, section, "min_spread", "noise_factor")
-        if self.scorer_noise != "measured" and self.scorer_noise < 0:
-            raise ValueError(f"{section}.scorer_noise must be >= 0, or measured, got {self.scorer_noise}")
+        check_bounds(self, section)
         if self.scorer_noise == 0 and self.noise_factor != 2.0:
             raise ValueError(f"{section}.noise_factor has no effect without scorer_noise; set both or neither")
         if self.values != "state" and self.critic != ValueConfig():
@@ -76,49 +72,37 @@ class LossConfig:
     """Averaging of losses. turn: sum over a reply's tokens, mean over turns (the gradient of whole replies);
     trajectory: every episode has the same weight, however long; token: every token has the same weight; constant: sum
     over an episode's tokens divided by the number of tokens of the longest possible episode (Dr. GRPO)."""
-    clip_low: float = 0.2
+    clip_low: Annotated[float, Bound("(0, 1)")] = 0.2
     """Lower clip of the ratio: below 1 - clip_low there is no further gain; in (0, 1)."""
-    clip_high: float = 0.2
+    clip_high: PositiveFloat = 0.2
     """Upper clip of the ratio: above 1 + clip_high there is no further gain; > 0."""
     correction: Literal["auto", "none", "token", "sequence"] = "auto"
     """Importance weights: the trainer's probability of the sampled tokens over the engine's, per token or per answer
     (sequence). An engine in 16 bits, or with kernels of its own, is not exactly the policy in training. Costs a pass
     through the policy before each update. auto: token if engines run on vLLM or sharded learners compute in another
     precision than they, else none."""
-    correction_cap: float = 2.0
+    correction_cap: Annotated[float, Bound(">= 1")] = 2.0
     """Maximum importance weight of an answer, >= 1."""
     beyond_cap: Literal["truncate", "mask"] = "truncate"
     """Treatment of weights above `correction_cap`. truncate: reduced to it; mask: these, and those below
     1 / `correction_cap`, are not learned from."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Bound("> 1")] | None = None
     """Bound on the loss at negative advantages, dual_clip * |advantage|; > 1, or None for no bound."""
-    max_ratio: float = 10.0
+    max_ratio: PositiveFloat = 10.0
     """Maximum ratio for loss guarded: a minibatch with a larger one only uses the clipped term."""
-    thought_weight: float = 0.5
+    thought_weight: Share = 0.5
     """Weight of the thought's log-probability relative to the action's for ratio weighted, in [0, 1]."""
-    kl_weight: float = 0.0
+    kl_weight: NonNegativeFloat = 0.0
     """Weight of the KL divergence (k3 estimate) from the policy after its supervised start, >= 0."""
-    entropy_weight: float = 0.0
+    entropy_weight: NonNegativeFloat = 0.0
     """Weight of the entropy of the action's tokens, >= 0; larger values explore more."""
-    value_weight: float = 0.5
+    value_weight: NonNegativeFloat = 0.5
     """Weight of the critic's loss, >= 0, if the policy has a critic."""
-    value_clip: float | None = None
+    value_clip: PositiveFloat | None = None
     """Clip on the distance of a value from its old one, in reward units, > 0; None: no clip."""
 
     def __post_init__(self) -> None:
-        section = "algo.loss"
-        if not 0 < self.clip_low < 1 or not self.clip_high > 0:
-            raise ValueError(
-                f"need 0 < {section}.clip_low < 1 and clip_high > 0, got {self.clip_low}, {self.clip_high}"
-            )
-        if self.dual_clip is not None and not self.dual_clip > 1:
-            raise ValueError(f"{section}.dual_clip must be > 1 or None, got {self.dual_clip}")
-        if self.value_clip is not None and not self.value_clip > 0:
-            raise ValueError(f"{section}.value_clip must be > 0 or None, got {self.value_clip}")
-        check_shares(self, section, "thought_weight")
-        check_positive(self, section, "max_ratio")
-        check_least(self, section, 1, "correction_cap")
-        check_least(self, section, 0, "kl_weight", "entropy_weight", "value_weight")
+        check_bounds(self, "algo.loss")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +113,7 @@ class PolicyGradientConfig:
     """Estimator and loss to begin with."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
-    num_envs: int = 32
+    num_envs: PositiveInt = 32
     """Number of parallel envs in turns; their replies are sampled as one batch."""
     rollout: Literal["synchronous", "asynchronous"] = "synchronous"
     """When envs wait for each other. synchronous: all envs wait for the slowest reply of their round, and chunks for
@@ -138,73 +122,73 @@ class PolicyGradientConfig:
     With `staleness` replies use the newest weights available, and replies or groups unfinished at the end of a rollout
     are carried over into the next one; a checkpoint leaves them out. Envs in chunks are played in two halves, one being
     stepped while the policy samples for the other, which needs `env_workers`; runs repeat."""
-    rollout_turns: int = 512
+    rollout_turns: NonNegativeInt = 512
     """Turns between updates, of all envs together; 0: whole episodes in groups, as always for envs in chunks."""
-    groups: int = 32
+    groups: PositiveInt = 32
     """Number of groups rolled out at once, each from one initial state, and wanted for an update."""
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """Episodes per group, >= 2 if the estimator compares them."""
-    rounds: int = 3
+    rounds: PositiveInt = 3
     """Maximum number of times that groups are rolled out for one update, until enough of them are useful. All useful
     ones are learned from at once, so none is discarded or outdated."""
-    env_runners: int = 0
+    env_runners: NonNegativeInt = 0
     """Processes that play groups of envs in chunks in parallel, each with a copy of the policy; 0: the run's own
     process."""
-    gpus_per_env_runner: float = 0.0
+    gpus_per_env_runner: NonNegativeFloat = 0.0
     """GPUs that Ray reserves for each of `env_runners`, for its copy of the policy."""
-    env_workers: int = 0
+    env_workers: NonNegativeInt = 0
     """Processes of one core, anywhere in the cluster, that step and draw the envs in chunks of each env runner, or of
     the run's own process; 0: it steps them itself, one after the other. Needed for a large policy or a slow simulator:
     the policy then samples for all envs at once, while these are stepped in parallel."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """Sampling temperature in rollouts, updates and sampled evaluations."""
     draws: Literal["token", "chunk"] = "token"
     """Random numbers for sampling chunks. token: one for each token; chunk: one for each dimension of the action,
     shared by all steps of a chunk, so that a chunk deviates in one direction rather than trembles. Each token has the
     same distribution in both, and the update treats them as independent; evaluations always use token."""
-    min_range: float = 0.0
+    min_range: Share = 0.0
     """Minimum share of an action dimension's range that demonstrations use, from the 1st to the 99th percentile; other
     dimensions are not explored: their most likely token is taken, in sampled evaluations too, and no update learns from
     it. Random changes of a dimension that a script hardly uses have no effect but add noise to the gradient. 0: all are
     explored. Dimensions that are not scaled (grippers) always are."""
-    max_reply_tokens: int = 48
+    max_reply_tokens: PositiveInt = 48
     """Maximum length of a reply, at which it is cut, tokens."""
-    max_invalid_share: float = 0.0
+    max_invalid_share: Share = 0.0
     """Maximum share of unreadable replies in a rollout, in [0, 1], above which the run stops; 0 never stops."""
-    reward_scale: float = 1.0
+    reward_scale: PositiveFloat = 1.0
     """Factor on rewards before learning; displayed figures are not scaled."""
-    epochs: int = 2
+    epochs: PositiveInt = 2
     """Passes over a rollout."""
-    minibatches: int = 0
+    minibatches: NonNegativeInt = 0
     """Gradient steps per pass; 0: determined by `minibatch_turns`."""
-    minibatch_turns: int = 64
+    minibatch_turns: PositiveInt = 64
     """Turns per gradient step, if `minibatches` is 0."""
-    microbatch_turns: int = 64
+    microbatch_turns: NonNegativeInt = 64
     """Turns or chunks per forward pass within a gradient step, to save memory; 0: all of the step's. The gradient is
     the same."""
-    microbatch_tokens: int = 0
+    microbatch_tokens: NonNegativeInt = 0
     """Tokens per forward pass, including those of images and prompts, instead of `microbatch_turns`: turns of similar
     length are grouped, and a longer one is alone. 0: `microbatch_turns` decides."""
-    lr: float = 1e-4
+    lr: PositiveFloat = 1e-4
     """Initial step size of Adam for the policy."""
-    value_lr: float = 3e-3
+    value_lr: PositiveFloat = 3e-3
     """Initial step size of Adam for the critic's head."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: Annotated[float, Bound("(0, 1]")] = 0.1
     """Share of the step sizes left at the run's last step, in (0, 1]: they decay along half a cosine, and `kl_target`
     with its square. If a whole episode has only one bit of reward, an update is mostly noise; shorter steps average
     over it."""
-    warm_up: int = 0
+    warm_up: NonNegativeInt = 0
     """Updates over which the step size rises to `lr`."""
     betas: tuple[float, float] = (0.9, 0.98)
     """Adam's betas."""
-    adam_eps: float = 1e-6
+    adam_eps: PositiveFloat = 1e-6
     """Adam's epsilon."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Maximum norm of gradients; larger ones are scaled down to it."""
-    max_kl: float = 0.2
+    max_kl: NonNegativeFloat = 0.2
     """Maximum divergence from the rollout's policy, in nats per answer, after which an update takes no further step; 0:
     no maximum."""
-    kl_target: float | None = None
+    kl_target: PositiveFloat | None = None
     """Target divergence of an update per answer, in nats: the step size changes by a factor of 1.3 if an update ended
     below 2/3 or above 3/2 of it, and an update that reaches twice the target takes no further step. With `staleness` it
     includes the updates since the rollout, so each moves the policy by less. It is measured before each gradient step,
@@ -213,7 +197,7 @@ class PolicyGradientConfig:
     shrinkage: bool = True
     """Whether an update with a critic is shrunk by the part that may be noise, see `losses.james_stein_share`. A
     meaningless reward then leaves the policy as it is, instead of degrading it."""
-    value_warm_up: int = 0
+    value_warm_up: NonNegativeInt = 0
     """Updates at the start in which only the critic is trained."""
     is_value_detached: bool = True
     """Whether the critic's loss leaves the policy's body unchanged. Otherwise returns of a few units suffice to make a
@@ -221,15 +205,15 @@ class PolicyGradientConfig:
     keeps_vision: bool = False
     """Whether a trained vision encoder (policy.train_vision) is only trained in the supervised start. Updates then
     encode each image once and take a third of the time."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads of torch in each learner's process."""
-    staleness: int = 0
+    staleness: NonNegativeInt = 0
     """Maximum age of the data in an update, in updates, >= 0. 1: the next rollout is played and scored while the
     learner learns from the one before it. Rollouts are played by `env_runners` or `engine.num_replicas`; if the run's
     own process plays, only their scores are not waited for. 2: for rollouts and updates that take turns at being
     slower. Every rollout has exactly this age, so runs repeat; only asynchronous ones may be newer. Checkpoints and
     evaluations wait until no rollout is running."""
-    num_learners: int = 0
+    num_learners: NonNegativeInt = 0
     """Processes that take each step together, with the gradient of one; 0: one, in the run's own process. With loss
     guarded each decides on its own whether a ratio exceeds `max_ratio`, as micro-batches do."""
     shard: bool = False
@@ -248,21 +232,11 @@ class PolicyGradientConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of a VLA in training in the run's own process. auto: a GPU that Ray or SLURM assigned to it, else the CPU;
     cuda: the first visible GPU. For a VLM see policy.device."""
-    gpus_per_learner: float = 0.0
+    gpus_per_learner: NonNegativeFloat = 0.0
     """GPUs that Ray reserves for each learner of `num_learners`."""
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
-        check_positive(self, "algo", "lr", "value_lr", "temperature", "max_grad_norm", "reward_scale", "adam_eps")
-        ones = ("num_envs", "groups", "rounds", "epochs", "minibatch_turns", "max_reply_tokens", "threads")
-        check_least(self, "algo", 1, *ones, "group_size")
-        check_least(
-            self, "algo", 0, "rollout_turns", "minibatches", "microbatch_turns", "microbatch_tokens", "warm_up",
-            "max_kl", "value_warm_up", "env_runners", "num_learners", "gpus_per_learner", "staleness",
-            "gpus_per_env_runner", "env_workers",
-        )  # fmt: skip
-        check_shares(self, "algo", "min_lr_ratio", "max_invalid_share", "min_range")
-        if not self.min_lr_ratio > 0:
-            raise ValueError(f"algo.min_lr_ratio must be in (0, 1], got {self.min_lr_ratio}")
+        check_bounds(self, "algo")
         for share, count in (("gpus_per_learner", "num_learners"), ("gpus_per_env_runner", "env_runners")):
             if getattr(self, share) and not getattr(self, count):
                 raise ValueError(f"algo.{share} has no effect without algo.{count}; set both or neither")
@@ -285,8 +259,6 @@ class PolicyGradientConfig:
             raise ValueError(
                 f"algo.num_envs must divide algo.rollout_turns, got {self.num_envs} and {self.rollout_turns}"
             )
-        if self.kl_target is not None and not self.kl_target > 0:
-            raise ValueError(f"algo.kl_target must be > 0 or None, got {self.kl_target}")
         if self.kl_target is not None and self.epochs * self.minibatches == 1:
             raise ValueError(
                 "algo.kl_target needs updates of two gradient steps at least: how far one has moved the policy is "

@@ -1,9 +1,9 @@
 """Hyperparameters of SAC+PEBBLE; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.checks import Bound, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 
 _GPU_UNITS = 1_024
 """Width of the widest layer from which a GPU is worth its transfers and kernel launches."""
@@ -13,33 +13,33 @@ _GPU_UNITS = 1_024
 class SACConfig:
     """Soft actor-critic (Haarnoja 2018, arXiv:1812.05905) as PEBBLE uses it (Lee 2021, arXiv:2106.05091)."""
 
-    hidden: tuple[int, ...] = (256, 256)
+    hidden: tuple[PositiveInt, ...] = (256, 256)
     """Units of each hidden layer, in actor and critics."""
-    actor_lr: float = 3e-4
+    actor_lr: PositiveFloat = 3e-4
     """Learning rate of the actor."""
-    critic_lr: float = 3e-4
+    critic_lr: PositiveFloat = 3e-4
     """Learning rate of both critics."""
-    alpha_lr: float = 3e-4
+    alpha_lr: PositiveFloat = 3e-4
     """Learning rate of the temperature."""
-    initial_alpha: float = 0.1
+    initial_alpha: PositiveFloat = 0.1
     """Temperature at the start, > 0."""
-    gamma: float = 0.99
+    gamma: Annotated[float, Bound("[0, 1)")] = 0.99
     """Discount per env step, in [0, 1)."""
-    tau: float = 0.005
+    tau: Annotated[float, Bound("(0, 1]")] = 0.005
     """Share of the critic in each soft update of the target critics, in (0, 1]."""
-    batch_size: int = 256
+    batch_size: PositiveInt = 256
     """Transitions per update."""
-    updates_per_step: float = 1.0
+    updates_per_step: PositiveFloat = 1.0
     """Gradient updates per env step."""
-    actor_every: int = 1
+    actor_every: PositiveInt = 1
     """Critic updates per update of policy and temperature; 2 saves a sixth of the time."""
     is_calibrated: bool = False
     """Whether networks see states normalised by those of random play, and restarted critics by those in the replay, at
     whose mean reward they begin; otherwise raw states and critics near 0, as in PEBBLE. For tasks in which a centimetre
     matters."""
-    turn_steps: int = 10
+    turn_steps: PositiveInt = 10
     """Steps of each env between phases of updates; an episode's last phase may be shorter."""
-    seed_steps: int = 2_000
+    seed_steps: PositiveInt = 2_000
     """Env steps with uniform random actions at the start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of networks and replay. auto: the CPU if no layer has 1,024 units, because it is faster there (with the
@@ -47,28 +47,21 @@ class SACConfig:
     the process, if there is one. cuda: the first visible GPU."""
     update: Literal["by_hand", "autograd"] = "by_hand"
     """Computation of gradients: by_hand is faster; autograd is plain torch, for changes of the losses."""
-    replay_capacity: int = 1_000_000
+    replay_capacity: PositiveInt = 1_000_000
     """Maximum number of transitions kept; memory is taken as they come."""
-    novelty_neighbour: int = 5
+    novelty_neighbour: PositiveInt = 5
     """k of the k-NN state entropy that rewards exploration before the first labels."""
-    critic_reset_updates: int = 100
+    critic_reset_updates: NonNegativeInt = 100
     """Updates right after the first feedback, when the critics are reset."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads of torch in this process; matrices of this size gain little from a second one."""
-    env_runners: int = 0
+    env_runners: NonNegativeInt = 0
     """Processes that step env.num_envs envs each while the learner learns; 0 steps them in the learner's process."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < 1:
-            raise ValueError(f"algo.gamma must be in [0, 1), got {self.gamma}")
-        if not 0 < self.tau <= 1:
-            raise ValueError(f"algo.tau must be in (0, 1], got {self.tau}")
-        check_positive(self, "algo", "actor_lr", "critic_lr", "alpha_lr", "initial_alpha", "updates_per_step")
-        check_least(self, "algo", 1, "batch_size", "actor_every", "turn_steps", "seed_steps")
-        check_least(self, "algo", 1, "replay_capacity", "novelty_neighbour", "threads")
-        check_least(self, "algo", 0, "critic_reset_updates", "env_runners")
-        if not self.hidden or min(self.hidden) < 1:
-            raise ValueError(f"algo.hidden needs at least one layer of >= 1 units, got {self.hidden}")
+        check_bounds(self, "algo")
+        if not self.hidden:
+            raise ValueError("algo.hidden needs at least one layer, got none")
 
     @property
     def placed_on(self) -> str:

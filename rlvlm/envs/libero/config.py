@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from rlvlm.core.checks import check_interval
+from rlvlm.core.checks import Bound
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.robosuite.config import PhysicsConfig
 
@@ -14,21 +14,16 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     """Settings of LIBERO."""
 
     drawing: ClassVar[tuple[str, ...]] = ("render_style", "mesh_cell")
-    start_jitter_m: float = 0.0
+    start_jitter_m: Annotated[float, Bound("[0, 0.1]")] = 0.0
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
     render_style: Literal["auto", "benchmark", "light"] = "auto"
     """Rendering of images. benchmark: as in the benchmark, with full meshes, shadows, reflections and smooth edges,
     which published checkpoints were trained on; light: without these, 3 to 20 times as fast on a CPU. auto: light for
     pocket models, which were trained on it, and benchmark for all others; policy and judge each see their own."""
-    mesh_cell: float = 0.005
+    mesh_cell: Annotated[float, Bound("(0, 0.1]")] = 0.005
     """For light images: mesh points closer together than this, metres, are merged. 0.012 halves the time and differs by
     less than a pixel at 64 pixels."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_interval(self, "env", "[0, 0.1]", "start_jitter_m")
-        check_interval(self, "env", "(0, 0.1]", "mesh_cell")
 
     def for_model(self, is_pocket: bool) -> Self:
         """See `EnvConfig`; also decides `render_style`."""

@@ -1,9 +1,9 @@
 """Settings of envs on robosuite, and those shared with LIBERO."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.checks import Bound, PositiveInt
 from rlvlm.envs.config import EnvConfig, TurnEnvConfig
 
 
@@ -27,19 +27,17 @@ class PickPlaceConfig(TurnEnvConfig, PhysicsConfig):
     has_split: ClassVar[bool] = False
     shows_text: bool = False
     """Whether the prompt states the hand's position."""
-    move_ticks: int = 4
+    move_ticks: PositiveInt = 4
     """Control ticks, of 50 ms, per move of the hand, >= 1. The reference has 1, and episodes of hundreds of turns."""
     second_view: bool = False
     """Whether the image also shows, to the right of the wrist's view, the bin from the robot's base. At the start the
     wrist camera misses four cans in ten."""
-    view_px: int = 256
+    view_px: Annotated[int, Bound("[32, 1024]")] = 256
     """Side of each view, pixels, in [32, 1024]. The reference has 256; half of that takes two thirds of the time to
     draw."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, "env", 1, "move_ticks")
-        check_interval(self, "env", "[32, 1024]", "view_px")
         if self.draw_path and not self.second_view:
             raise ValueError("env.draw_path needs env.second_view: the camera at the wrist moves with the hand")
         if self.split != "all" or self.prompt:

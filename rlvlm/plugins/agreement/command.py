@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.foreign import visible
@@ -30,13 +30,13 @@ class AgreeArguments:
     """Camera of the data to show; by default the first that is not a wrist's."""
     people: Path | None = None
     """Label store in which people answered about these frames, see `labels import`; needs --data."""
-    frames: int = 12
+    frames: PositiveInt = 12
     """Frames to show where judges part most, of different episodes first, >= 1."""
     out: Path = Path("agreement.html")
     """File of the page."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "frames")
+        check_bounds(self, "--")
         if self.people is not None and self.data is None:
             raise ValueError("--people finds answers by the images that they are about, so it needs --data")
 

@@ -1,9 +1,9 @@
 """Settings of `rlvlm distill`; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlvlm.core.checks import check_interval, check_least, check_positive
+from rlvlm.core.checks import Bound, PositiveFloat, PositiveInt, check_bounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,22 +16,20 @@ class DistillConfig:
     """Part of the teacher's name, needed if the store has several."""
     prompt: str = ""
     """Part of the name of the teacher's prompt, needed if the store has several."""
-    steps: int = 300
+    steps: PositiveInt = 300
     """Optimisation steps."""
-    num_pairs: int = 24
+    num_pairs: PositiveInt = 24
     """Labels per step; each is shown in both orders."""
-    lr: float = 5e-4
+    lr: PositiveFloat = 5e-4
     """Peak learning rate of AdamW."""
-    held_out: float = 0.1
+    held_out: Annotated[float, Bound("(0, 1)")] = 0.1
     """Share of the images held out from training, in (0, 1); labels that show one of them grade the student."""
-    graded: int = 600
+    graded: PositiveInt = 600
     """Maximum number of labels that grade the student."""
     seed: int = 0
     """Seed of the draws, and of the weights from scratch."""
-    threads: int = 1
+    threads: PositiveInt = 1
     """CPU threads."""
 
     def __post_init__(self) -> None:
-        check_least(self, "--", 1, "steps", "num_pairs", "graded", "threads")
-        check_interval(self, "--", "(0, 1)", "held_out")
-        check_positive(self, "--", "lr")
+        check_bounds(self, "--")

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from rlvlm.core.checks import check_interval, check_least
+from rlvlm.core.checks import Bound, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.runs.folder import check_trust
@@ -49,16 +50,15 @@ class HarvestArguments:
     """Folders of runs of one task, or folders that contain such runs, or folders of `judge-bench --rehearse`."""
     out: Path = Path("hacked")
     """Folder for TASK.hacked.json and tricks.png."""
-    episodes: int = 150
+    episodes: Annotated[int, Bound("[1, 150]")] = 150
     """Maximum number of episodes in the suite, 1 to 150."""
-    frames: int = 8
+    frames: Annotated[int, Bound(">= 2")] = 8
     """Maximum number of images per episode, evenly spread, >= 2."""
     trust: bool = False
     """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
 
     def __post_init__(self) -> None:
-        check_interval(self, "--", "[1, 150]", "episodes")
-        check_least(self, "--", 2, "frames")
+        check_bounds(self, "--")
 
 
 def table(words: Sequence[str], prog: str) -> int:

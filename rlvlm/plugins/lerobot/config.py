@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from rlvlm.core.checks import check_least, check_positive
+from rlvlm.core.checks import PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.grippers import GripperUnits
 from rlvlm.core.leads import FilePath, ModelName
 
@@ -32,7 +32,7 @@ class LeRobotConfig:
     body: ModelName = ""
     """Folder or hub name of the underlying VLM, for tokenizer.json and SmolVLA's config.json; empty: the one named in
     the checkpoint, which contains its weights."""
-    image_px: int = 256
+    image_px: PositiveInt = 256
     """Side of the square images that the env draws, pixels, >= 1; they are then resized for the image encoder."""
     faults: tuple[Literal["shifted_patches", "dark_borders", "padded_state"], ...] = ()
     """Faults of LeRobot 0.4 to reproduce, for checkpoints trained with them. shifted_patches: SmolVLA's image patches
@@ -49,11 +49,11 @@ class LeRobotConfig:
     """Whether to add a value head, for estimators with a critic; LeRobot's layout has no place for it."""
     adapter: FilePath = ""
     """Folder of a LoRA adapter to continue from, in PEFT's format; empty: a fresh one."""
-    lora_rank: int = 32
+    lora_rank: PositiveInt = 32
     """Inner size of a fresh adapter, >= 1."""
-    lora_alpha: float = 16.0
+    lora_alpha: PositiveFloat = 16.0
     """Scale of a fresh adapter's output, which is multiplied by lora_alpha / lora_rank."""
-    at_once: int = 32
+    at_once: PositiveInt = 32
     """Maximum observations per forward pass of the body without gradients, >= 1."""
     recompute: bool | None = None
     """Whether to use gradient checkpointing, which computes every block a second time in the update to save memory.
@@ -73,8 +73,7 @@ class LeRobotConfig:
         return found
 
     def __post_init__(self) -> None:
-        check_least(self, self.section, 1, "image_px", "lora_rank", "at_once")
-        check_positive(self, self.section, "lora_alpha")
+        check_bounds(self, self.section)
         if self.adapter and self.learns not in LORA_TARGETS:
             raise ValueError(
                 f"{self.section}.adapter has no effect where learns is {self.learns}; use lora or lora_expert, or "

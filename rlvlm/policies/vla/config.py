@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.guests import PolicyCheckpoint, guest_of, with_guests, with_sections
 from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
 from rlvlm.core.references import is_reference
@@ -36,11 +36,11 @@ def checkpoints() -> Mapping[str, PolicyCheckpoint]:
 class PocketVLAConfig:
     """Sizes of the pocket VLA; the defaults make 0.6 million parameters."""
 
-    image_px: int = 32
+    image_px: PositiveInt = 32
     """Side of its square images, pixels, even."""
-    channels: tuple[int, int] = (16, 24)
+    channels: tuple[PositiveInt, PositiveInt] = (16, 24)
     """Channels of its two convolutions; the first halves the image."""
-    dilated: int = 0
+    dilated: NonNegativeInt = 0
     """Number of dilated convolutions in between, each added to its input, with dilation 2, 4, 8, ...: features then
     depend on more than the nine pixels that two convolutions see."""
     predicts_offsets: bool = False
@@ -49,20 +49,19 @@ class PocketVLAConfig:
     images alone."""
     has_values: bool = False
     """Whether it has a value head, for estimators with a critic."""
-    hidden: int = 256
+    hidden: PositiveInt = 256
     """Width of the trunk."""
-    token_width: int = 32
+    token_width: PositiveInt = 32
     """Width of an action token before the table of bins."""
-    vocabulary: int = 1_024
+    vocabulary: PositiveInt = 1_024
     """Rows of the word table; words and pairs of words are hashed into it."""
-    word_width: int = 32
+    word_width: PositiveInt = 32
     """Width of the word table."""
 
     def __post_init__(self) -> None:
-        sizes = (self.image_px, *self.channels, self.hidden, self.token_width, self.vocabulary, self.word_width)
-        if min(sizes) < 1 or self.image_px % 2 or self.dilated < 0:
-            got = f"image_px {self.image_px}, dilated {self.dilated} and smallest size {min(sizes)}"
-            raise ValueError(f"policy.pocket: all sizes must be >= 1, image_px even and dilated >= 0, got {got}")
+        check_bounds(self, "policy.pocket")
+        if self.image_px % 2:
+            raise ValueError(f"policy.pocket.image_px must be even, got {self.image_px}")
 
 
 LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -79,9 +78,9 @@ class OpenVLAConfig:
     unnorm_key: str = ""
     """Data set in the checkpoint's dataset_statistics.json whose quantiles scale the actions, e.g. libero_10_no_noops;
     may be empty if the file has only one."""
-    cameras: int = 1
+    cameras: PositiveInt = 1
     """Number of the env's cameras, from the first on, that it was trained with, >= 1."""
-    image_px: int = 256
+    image_px: PositiveInt = 256
     """Side of the square images that the env draws, pixels; they are then resized for the image encoders."""
     images: ImagePath = "cropped"
     """Preparation of images. cropped: JPEG, Lanczos, the middle 90 % of the area, as OpenVLA-OFT and SimpleVLA-RL
@@ -92,13 +91,13 @@ class OpenVLAConfig:
     """Trained weights. lora: an adapter; all: every weight, in float32."""
     adapter: FilePath = ""
     """Folder of a LoRA adapter to continue from, in PEFT's format; empty: a fresh one."""
-    lora_rank: int = 32
+    lora_rank: PositiveInt = 32
     """Inner size of a fresh adapter, >= 1."""
-    lora_alpha: float = 16.0
+    lora_alpha: PositiveFloat = 16.0
     """Scale of a fresh adapter's output, which is multiplied by lora_alpha / lora_rank."""
     lora_targets: str = LINEAR_LAYERS
     """Regular expression on the full names of the layers that get a fresh adapter."""
-    at_once: int = 64
+    at_once: PositiveInt = 64
     """Maximum observations per forward pass without gradients, >= 1: rollouts and evaluations have many at once, more
     than fit on a smaller GPU. For updates see `algo.microbatch_turns`."""
     recompute: bool | None = None
@@ -110,8 +109,7 @@ class OpenVLAConfig:
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        if min(self.cameras, self.image_px, self.lora_rank, self.at_once) < 1 or not self.lora_alpha > 0:
-            raise ValueError(f"need cameras, image_px, lora_rank and at_once >= 1 and lora_alpha > 0, got {self}")
+        check_bounds(self, self.section)
         if self.learns == "all" and self.adapter:
             raise ValueError(f"{self.section}.adapter has no effect where learns is all; merge it into the weights")
         if self.learns == "all" and self.dtype == "bfloat16":
@@ -139,7 +137,7 @@ class VLAConfig:
     conditioned: bool = False
     """Whether the prompt asks for an answer better than expected, as needed after training with `sft.weighting
     condition`; see `policies.advantage_prompt`."""
-    cache_mib: int = 256
+    cache_mib: PositiveInt = 256
     """Memory for the images of an update in each process that samples or learns, MiB, >= 1; images that do not fit are
     drawn again."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
@@ -147,7 +145,7 @@ class VLAConfig:
     flow: FlowConfig = field(default_factory=FlowConfig)
 
     def __post_init__(self) -> None:
-        check_least(self, "policy", 1, "cache_mib")
+        check_bounds(self, "policy")
         sections = {head: getattr(self, kind.section) for head, kind in checkpoints().items()}
         changed = [section.section for section in sections.values() if section != type(section)()]
         if not self.model and (self.revision or changed):

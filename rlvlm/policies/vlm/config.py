@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveFloat, PositiveInt
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.foreign import read_json
 from rlvlm.core.leads import CodeRef, ModelName, OwnSetting
@@ -50,14 +50,14 @@ class PolicyConfig(VLMConfig):
     the env and `settings`."""
     settings: dict[str, OwnSetting] = field(default_factory=dict)
     """Settings of a network of your own, names and values alternating, e.g. `--policy.settings width 64`."""
-    head_width: int = 256
+    head_width: PositiveInt = 256
     """Hidden units of the value head and of the action head."""
     learns: Literal["auto", "all", "lora"] = "auto"
     """Trained weights. all: every weight of the language model; lora: an adapter; auto: all for the pocket policy, lora
     for any other model."""
-    lora_rank: int = 32
+    lora_rank: PositiveInt = 32
     """Inner size of a new adapter, if one is trained and `adapter` is empty, >= 1."""
-    lora_alpha: float = 64.0
+    lora_alpha: PositiveFloat = 64.0
     """Scale of a new adapter's output, which is multiplied by lora_alpha / lora_rank."""
     lora_targets: str = LANGUAGE_LAYERS
     """Regular expression on the full names of the layers that get a new adapter."""
@@ -71,10 +71,10 @@ class PolicyConfig(VLMConfig):
     conditioned: bool = False
     """Whether the prompt asks for an answer better than expected, as needed after training with `sft.weighting
     condition`; see `policies.advantage_prompt`."""
-    history: int = 1
+    history: PositiveInt = 1
     """Number of images in a prompt, >= 1: the present one after those of previous turns, the oldest first. At an
     episode's start the first image is repeated."""
-    cache_mib: int = 1_024
+    cache_mib: PositiveInt = 1_024
     """Memory for cached features of images, MiB."""
     recompute: bool | None = None
     """Whether to use gradient checkpointing, which computes every block of the language model and the vision encoder a
@@ -83,12 +83,7 @@ class PolicyConfig(VLMConfig):
 
     def __post_init__(self) -> None:
         VLMConfig.__post_init__(self)
-        check_least(self, "policy", 1, "head_width", "cache_mib", "history")
         check_head(self, HEADS)
-        if self.lora_rank < 1 or self.lora_alpha <= 0:
-            raise ValueError(
-                f"need policy.lora_rank >= 1 and lora_alpha > 0, got {self.lora_rank} and {self.lora_alpha}"
-            )
         if self.new_words and self.has_adapter:
             raise ValueError(
                 f"policy.new_words has no effect where an adapter learns, got {len(self.new_words)} of them: set "

@@ -308,7 +308,7 @@ def test_mistakes_in_a_users_estimator_are_named(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"noise_factor": 3.0}, "no effect without scorer_noise"),
-        ({"scorer_noise": -0.1}, "must be >= 0, or measured"),
+        ({"scorer_noise": -0.1}, "scorer_noise must be >= 0"),
         ({"critic": ValueConfig(hidden=9)}, "no effect unless values is state"),
         ({"gamma": 1.5}, r"algo\.advantage\.gamma must be in \[0, 1\]"),
         ({"min_spread": math.nan}, "min_spread must be > 0"),

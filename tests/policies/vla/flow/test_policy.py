@@ -256,7 +256,7 @@ class Bad:
     [
         Bad({"steps": 0}, "policy.flow.steps must be >= 1"),
         Bad({"noise": float("nan")}, r"policy.flow.noise must be in \[0, 10\]"),
-        Bad({"noise": 1.5, "kernel": "cps"}, r"policy.flow.noise must be in \[0, 1\]"),
+        Bad({"noise": 1.5, "kernel": "cps"}, r"policy.flow.noise must be <= 1"),
         Bad({"min_std": 0.5}, "min_std must be at most max_std"),
         Bad({"steps": 1, "ignore_last": True}, "leaves no step to learn from"),
         Bad({"steps": 1, "kernel": "cps"}, "leaves no step to learn from"),
