@@ -19,7 +19,7 @@ from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
-from rlvlm.algorithms.policy_gradient.supervised_start import Lessons, gather
+from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
 from rlvlm.algorithms.sft_folders import (
     SFTManifest,
     read_sft_manifest,
@@ -55,7 +55,8 @@ def run_sft(
         CorruptCheckpoint: that job's checkpoint is corrupt.
         RunError: a learner failed, or the loss is not finite.
     """
-    env = make_env(config.task, ROLLOUTS[config.kind].viewer_settings(config), config.seed)
+    kind = ROLLOUTS[config.kind]
+    env = make_env(config.task, kind.viewer_settings(config), config.seed)
     unused = gym.spaces.Box(-1, 1)  # RLlib asks for spaces; policies see images and text instead
     with quiet_rllib():
         group = config.build_learner_group(spaces={DEFAULT_MODULE_ID: (unused, unused)})
@@ -67,8 +68,8 @@ def run_sft(
         else:
             learners.local.watch(env)
             learners.local.log = log
-        lessons = gather(config, policy, env, log)
-        if config.kind == "turns":  # the checkpoint of a VLA itself says what its weights belong to
+        lessons = kind.gather(config, policy, env, log)
+        if kind.has_manifest:
             _write_manifest(folder, sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names))
         return _train(config, learners, policy, lessons, folder / CHECKPOINT, save_every, log)
     finally:

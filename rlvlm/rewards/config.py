@@ -444,6 +444,14 @@ class ChunkRewardConfig(TurnRewardConfig):
     is_centred: bool = False
     """Whether scores in [0, 1] become rewards in [-1, 1]."""
 
+    def __post_init__(self) -> None:
+        TurnRewardConfig.__post_init__(self)  # not super(): a class with slots is made twice
+        if self.weights["novelty"]:
+            raise ValueError(
+                "reward.mixture.novelty is that of the actions of envs in turns, which have names, got "
+                f"{self.mixture.novelty:g} for an env in chunks; leave it out"
+            )
+
     def title(self, judge: str, mark: str = "") -> str:
         """Returns a short name of the reward, as `StepRewardConfig.title` does, e.g. `pocket score of the video`."""
         # not super(): a class with slots is made twice, and super() knows the first

@@ -46,15 +46,13 @@ class ChunksRun(AnswersRun):
 
     def check(self) -> None:
         super().check()
-        policy, algo, sft = self.policy, self.algo, self.sft
+        policy, sft = self.policy, self.sft
         idle = {
             "goal has no effect: policy and judge take the env's own instruction; leave it out": self.goal,
             f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
             "--policy.pocket.predicts-offsets, or --sft.scenes 0": (
                 sft.scenes and not (policy.model or policy.pocket.predicts_offsets)
             ),
-            f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a time; "
-            "set --algo.rounds 1": algo.staleness and algo.rounds > 1,
         }
         # flows are fine-tuned on a folder; for OpenVLA-OFT's tokens this was not tried
         told = (("demonstrations", sft.demonstrations and policy.head != "flow"), ("start_from", sft.start_from))

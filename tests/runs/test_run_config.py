@@ -84,7 +84,6 @@ JUDGED = {"reward.source": "judged"}
             {"algo.num_learners": 2, "algo.shard": True, "policy.model": "x/y", "policy.quantization": "nf4"},
             "policy.quantization nf4 does not go with algo.shard",
         ),
-        ("push_block", JUDGED | {"algo.staleness": 1}, "algo.rounds 3 has no effect with algo.staleness"),
         ("number_line", {"policy.head": "my:Net", "engine.num_replicas": 1}, "my:Net samples in the run's own process"),
         ("number_line", {"policy.lora_targets": "["}, "lora_targets must be a regular expression"),
     ],

@@ -97,6 +97,11 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     (TURNS, mixed("environment", "novelty"), ""),
     (TURNS, {"policy.history": 3, "sft.turns": 12, "sft.updates": 2}, ""),
     (CHUNKS, mixed("environment", "novelty"), "reward.mixture.novelty"),
+    (
+        CHUNKS,
+        judged(reward__teacher="progress") | BY_EPISODE | {"algo.staleness": 1, "algo.rounds": 3},
+        "algo.rounds 3 has no effect with algo.staleness",
+    ),
 ]
 
 

@@ -1,9 +1,10 @@
 """RLlib's config of policy gradients: rlvlm's frozen settings, and RLlib's own numbers of processes."""
 
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
 
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.env_runner import EnvRunner
 
 from rlvlm.algorithms.base import UNCHANGED, BaseConfig
 from rlvlm.algorithms.learners import check_learners, own_learner_gpu, use_assigned_gpu
@@ -27,6 +28,61 @@ from rlvlm.rewards.config import TurnRewardConfig
 MakeEngine = Callable[[VLMPolicy, Observations, IntArray, Frames], Engine]
 """Makes the engine that samples for a policy in training here, given a fixed turn, the token ids of a reply to it and
 its image [1, H, W, 3], by which both are compared; must pickle."""
+
+
+class Replies:
+    """What a config says of policies that reply, to envs in turns."""
+
+    runner: ClassVar[type[EnvRunner]] = TurnRunner
+    build: ClassVar[Callable[[Any, Any], Any]] = staticmethod(build_policy)
+
+    @staticmethod
+    def own_gpu(algo: PolicyGradientConfig) -> dict[str, Any]:  # noqa: ARG004 - the policy's own config says where it is
+        """Returns RLlib's numbers for a learner in the algorithm's own process."""
+        return {"num_gpus_per_learner": 0}
+
+    @staticmethod
+    def check(config: "TokenConfig", is_compared: bool) -> None:
+        """Raises unless the settings are for such policies; `is_compared`: the estimator compares groups."""
+        algo = config.algo
+        if is_compared and algo.num_envs % algo.group_size:
+            raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
+        if algo.env_runners:
+            raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
+        if algo.rollout == "asynchronous" and not config.make_engine:
+            raise _not_asynchronous("engine.num_replicas")
+        check_extras(algo.loss.policy, has_chunks=False, is_piece=bool(algo.rollout_turns))
+
+
+class Chunks:
+    """What a config says of policies that act in chunks."""
+
+    runner: ClassVar[type[EnvRunner]] = ChunkRunner
+    build: ClassVar[Callable[[Any, Any], Any]] = staticmethod(build_vla)
+
+    @staticmethod
+    def own_gpu(algo: PolicyGradientConfig) -> dict[str, Any]:
+        """Returns RLlib's numbers for a learner in the algorithm's own process, where RLlib places it."""
+        return own_learner_gpu(algo.device)
+
+    @staticmethod
+    def check(config: "TokenConfig", is_compared: bool) -> None:  # noqa: ARG004 - groups are played one by one
+        """See `Replies`."""
+        algo = config.algo
+        if algo.rollout == "asynchronous" and not algo.env_workers:
+            raise _not_asynchronous("algo.env_workers")
+        check_extras(algo.loss.policy, has_chunks=True, is_piece=False)
+
+
+def _not_asynchronous(setting: str) -> ValueError:
+    return ValueError(
+        f"algo.rollout asynchronous needs {setting}, got 0: nothing is done elsewhere that could go on meanwhile; set "
+        "it, or leave out algo.rollout"
+    )
+
+
+ANSWERS: Mapping[str, type[Replies | Chunks]] = {"turns": Replies, "chunks": Chunks}
+"""What is particular to a kind of answers, by the kind of a task's env."""
 
 
 class TokenConfig(BaseConfig):
@@ -62,7 +118,7 @@ class TokenConfig(BaseConfig):
     def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
         """Chooses the env, see `BaseConfig`; its kind decides which runner plays it."""
         super().envs(task=task, env_settings=env_settings)
-        self.env_runner_cls = ChunkRunner if self.kind == "chunks" else TurnRunner
+        self.env_runner_cls = ANSWERS[self.kind].runner
         return self
 
     def acting(
@@ -84,7 +140,7 @@ class TokenConfig(BaseConfig):
 
     def policy_for(self, env: Any) -> Any:
         """Returns the policy, untrained or as loaded, for an env of the task."""
-        return (build_vla if self.kind == "chunks" else build_policy)(self.policy, env)
+        return ANSWERS[self.kind].build(self.policy, env)
 
     def learning(
         self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
@@ -97,9 +153,8 @@ class TokenConfig(BaseConfig):
             total_steps: number of env steps over which Adam's step sizes fall.
         """
         if isinstance(algo, PolicyGradientConfig):
-            # a VLM's own config says where it is placed; RLlib places a VLA, and learners that are actors
-            here: dict[str, Any] = {"num_gpus_per_learner": 0} if self.kind == "turns" else own_learner_gpu(algo.device)
-            gpus: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner} if algo.num_learners else here
+            actors = {"num_gpus_per_learner": algo.gpus_per_learner}
+            gpus: Any = actors if algo.num_learners else ANSWERS[self.kind].own_gpu(algo)
             self.learners(num_learners=algo.num_learners, **gpus)
             self.env_runners(
                 num_env_runners=algo.env_runners, num_gpus_per_env_runner=algo.gpus_per_env_runner,
@@ -132,7 +187,7 @@ class TokenConfig(BaseConfig):
             judge_env=judge_env, refuses_faulty=refuses_faulty,
         )  # fmt: skip
 
-    def validate(self) -> None:  # noqa: C901 - one rule after the other
+    def validate(self) -> None:
         """Checks what can be checked before anything starts.
 
         Raises:
@@ -166,28 +221,9 @@ class TokenConfig(BaseConfig):
                 "critic already; set --algo.advantage.estimator grpo_turns or rloo_turns, or --algo.preset ppo with "
                 "--algo.advantage.values policy"
             )
-        if self.kind == "chunks" and self.reward.weights["novelty"]:
-            raise ValueError(
-                f"reward.mixture.novelty is that of the actions of envs in turns, which have names, got "
-                f"{self.reward.mixture.novelty:g} for {self.task}, an env in chunks; leave it out"
-            )
         if "groups" in needs and algo.group_size < 2:
             raise ValueError(f"{algo.advantage.estimator} needs algo.group_size >= 2, got {algo.group_size}")
-        if "groups" in needs and self.kind == "turns" and algo.num_envs % algo.group_size:
-            raise ValueError(f"algo.group_size must divide algo.num_envs, got {algo.group_size}, {algo.num_envs}")
-        check_extras(
-            algo.loss.policy,
-            has_chunks=self.kind == "chunks",
-            is_piece=self.kind == "turns" and bool(algo.rollout_turns),
-        )
-        if algo.env_runners and self.kind == "turns":
-            raise ValueError("algo.env_runners play envs in chunks; replies are sampled by engine.num_replicas")
-        if algo.rollout == "asynchronous" and not (algo.env_workers if self.kind == "chunks" else self.make_engine):
-            needs_one = "algo.env_workers" if self.kind == "chunks" else "engine.num_replicas"
-            raise ValueError(
-                f"algo.rollout asynchronous needs {needs_one}, got 0: nothing is done elsewhere that could go on "
-                "meanwhile; set it, or leave out algo.rollout"
-            )
+        ANSWERS[self.kind].check(self, "groups" in needs)
         if algo.staleness and algo.rounds > 1 and "groups" in needs:
             raise ValueError(
                 f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "

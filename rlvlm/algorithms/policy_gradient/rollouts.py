@@ -18,7 +18,15 @@ from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, t
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.source import Rollout, Weights, join
-from rlvlm.algorithms.policy_gradient.supervised_start import Learn, held_out_words, start
+from rlvlm.algorithms.policy_gradient.supervised_start import (
+    Learn,
+    gather_chunks,
+    gather_turns,
+    held_out_words,
+    start,
+    take_chunks,
+    take_turns,
+)
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.runner_group import LocalRunnerGroup, RemoteRunnerGroup
 from rlvlm.algorithms.sft_replies import validate
@@ -44,6 +52,9 @@ class TurnRollouts:
 
     remembers = True
     """Whether a scorer remembers its score of a turn: the same turns recur."""
+    gather, take = staticmethod(gather_turns), staticmethod(take_turns)
+    has_manifest = True
+    """Whether a file beside trained weights says what they belong to; the checkpoint of a VLA itself does."""
 
     def __init__(self, config: TokenConfig, viewer: Any, policy: Any, runner_group: Any) -> None:
         self.config, self.policy = config, policy
@@ -129,7 +140,7 @@ class TurnRollouts:
         """Runs the supervised start; returns metrics by their names in `metrics`."""
         if not self.can_act:
             return {}
-        measured, self._unseen = start(self.config, self.policy, viewer, learn, log)
+        measured, self._unseen = start(self, self.config, self.policy, viewer, learn, log)
         return measured
 
     def validate(
@@ -183,6 +194,7 @@ class ChunkRollouts:
     """
 
     remembers = False
+    gather, take, has_manifest = staticmethod(gather_chunks), staticmethod(take_chunks), False
     engine: Engine | None = None
     bucket_bytes = BUCKET_MIB << 20
 
@@ -242,8 +254,12 @@ class ChunkRollouts:
     can_act = True
 
     def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
-        """Runs the supervised start; returns metrics by their names in `metrics`."""
-        measured, _ = start(self.config, self.policy, viewer, learn, log)
+        """Runs the supervised start; returns metrics by their names in `metrics`. A pretrained policy only learns from
+        a folder.
+        """
+        sft, measured = self.config.sft, {}
+        if sft.demonstrations or sft.start_from or not self.policy.comes_trained:
+            measured, _ = start(self, self.config, self.policy, viewer, learn, log)
         explored = self.policy.explored(viewer, self.config.algo.min_range)
         if still := np.flatnonzero(~explored).tolist():
             named = ", ".join(map(str, still))

@@ -24,7 +24,7 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
-from rlvlm.envs.env import ChunkEnv
+from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.policies.advantage_prompt import positive, told
 from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vla.policy import VLAPolicy
@@ -50,12 +50,12 @@ returns the last loss."""
 
 
 def start(
-    config: TokenConfig, policy: Any, env: Any, learn: Learn, log: Callable[[str], None]
+    kind: Any, config: TokenConfig, policy: Any, env: Any, learn: Learn, log: Callable[[str], None]
 ) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
-    """Trains the policy on demonstrations, or gives it another run's weights; a pretrained one only learns from a
-    folder.
+    """Trains the policy on demonstrations, or gives it another run's weights.
 
     Args:
+        kind: has `gather`, which returns the demonstrations, and `take`, which gives the policy a folder's weights.
         config: with `sft`, which decides how to start.
         policy: policy of this process, which gets statistics, or another run's weights.
         env: env of the task; one in chunks has held-out states and a script for demonstrations.
@@ -72,27 +72,30 @@ def start(
     if config.sft.start_from:
         folder = Path(config.sft.start_from).expanduser()
         log(f"starting from the policy of {folder}")
-        if config.kind == "chunks":
-            take_vla(folder / "algorithm", policy)
-        else:
-            wanted = sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names)
-            check_sft_manifest(folder, wanted, log)
-            load_vlm(policy, folder / "algorithm")
+        kind.take(config, policy, env, folder, log)
         return {}, ()
-    if config.kind == "chunks" and policy.comes_trained and not config.sft.demonstrations:
-        return {}, ()
-    lessons, began = gather(config, policy, env, log), time.monotonic()
+    lessons, began = kind.gather(config, policy, env, log), time.monotonic()
     loss = learn(lessons)
     measured = {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}
     return {**lessons.measured, **measured}, lessons.held_out
 
 
-def gather(config: TokenConfig, policy: Any, env: Any, log: Callable[[str], None]) -> Lessons:
-    """Returns demonstrations by the env's expert, or of the folder in `config.sft`; a VLA learns their statistics."""
-    return _turns(config, policy, log) if config.kind == "turns" else _chunks(config, policy, env, log)
+def take_turns(
+    config: TokenConfig, policy: ReplyPolicy, env: TurnEnv, folder: Path, log: Callable[[str], None]
+) -> None:
+    """Gives the policy the weights in `folder`; raises UsageError unless they belong to this task and policy."""
+    wanted = sft_manifest_of(config.task, config.env_settings, policy.config, env.action_names)
+    check_sft_manifest(folder, wanted, log)
+    load_vlm(policy, folder / "algorithm")
 
 
-def _turns(config: TokenConfig, policy: ReplyPolicy, log: Callable[[str], None]) -> Lessons:
+def take_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, folder: Path, log: Any) -> None:  # noqa: ARG001
+    """Gives the policy the weights in `folder`, whose checkpoint itself says what they belong to."""
+    take_vla(folder / "algorithm", policy)
+
+
+def gather_turns(config: TokenConfig, policy: ReplyPolicy, env: TurnEnv, log: Callable[[str], None]) -> Lessons:  # noqa: ARG001
+    """Returns demonstrations by the env's expert, or of the folder in `config.sft`, some held out for validation."""
     sft = config.sft
     slot = make_slot(config.task, config.env_settings.for_demonstrations())
     if sft.demonstrations:
@@ -120,7 +123,8 @@ def _turns(config: TokenConfig, policy: ReplyPolicy, log: Callable[[str], None])
     return Lessons(shown=learned, weights=weights, held_out=held_out, measured=weights.metrics())
 
 
-def _chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
+def gather_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, log: Callable[[str], None]) -> Lessons:
+    """Returns demonstrations by the env's expert, or of the folder in `config.sft`; the VLA learns their statistics."""
     sft = config.sft
     if sft.demonstrations:
         shown = read_demonstrations(sft, config.task, config.env_settings, env, policy, log)
