@@ -68,7 +68,7 @@ def truths(file: Path) -> dict[str, tuple[float, ...]]:
         for block in ask(listener, made, frames, 0, most=questions_of_person(suite)):
             for answer, question in zip(block, listener.asked[-len(block) :], strict=True):
                 item = made.items[answer.item]
-                truth = item.truth if item.kind == "pair" else (1.0 if item.success else min(item.truth[-1], 0.9),)
+                truth = item.truth if item.is_pair else (1.0 if item.success else min(item.truth[-1], 0.9),)
                 found[question] = truth[::-1] if answer.swapped else truth
     return found
 

@@ -118,7 +118,7 @@ def pairs_of(task: str, count: int, seed: int) -> list[Item]:
     """`count` pairs of the bench, by episodes that no other seed plays."""
     suite = Suite(name="pairs", tasks=(task,), episodes=36, pairs=count, videos=0, controls=0, tracks=0)
     made = make_items(suite, task, task_env(task), PX, seed, asks_turns=False).closed()
-    return [item for item in made.items if item.kind == "pair" and item.case == "pair"]
+    return [item for item in made.items if item.is_pair and item.case == "pair"]
 
 
 def labels_of(way: Way, judge: Judge, is_right: NDArray[np.bool_], rng: np.random.Generator) -> Labels:

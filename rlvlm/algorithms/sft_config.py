@@ -58,6 +58,15 @@ class SFTConfig:
     lr: PositiveFloat = 1e-3
     """Maximum step size of AdamW; it first rises and then falls along a cosine."""
 
+    @property
+    def plays_expert(self) -> bool:
+        """Whether the task's scripted expert plays the demonstrations, which not every env has."""
+        return False
+
+    def script_options(self) -> dict[str, Any]:
+        """Returns how the task's script plays the demonstrations, as options of `rlvlm collect`."""
+        return {}
+
     def __post_init__(self) -> None:
         check_bounds(self, "sft")
         if self.demonstrations and self.start_from:
@@ -140,6 +149,9 @@ class ChunkSFTConfig(SFTConfig):
     betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
     stream: ClassVar[int] = 6
     log_every: ClassVar[int] = 200
+
+    def script_options(self) -> dict[str, Any]:
+        return {"episodes": self.episodes, "noise": self.noise, "p_perturb": self.p_perturb}
 
     def lr_at(self, update: int) -> float:
         """Returns the step size of an update, from 0: up over the first 20, then along half a cosine to a fiftieth."""

@@ -138,7 +138,7 @@ def load_demonstrations(
             have no snapshots, or none is left; or the labels belong to other data, or make all weights 0.
     """
     opened = open_folder(folder)
-    if opened.kind != "turns":
+    if opened.has_chunks:
         raise UsageError(f"{folder} holds {opened.kind} of {opened.task}, not turns", "rlvlm collect number_line")
     records = list(opened.episodes())
     # a task's envs may have snapshots of other sizes with other settings, e.g. larger grids

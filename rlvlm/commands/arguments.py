@@ -192,7 +192,8 @@ def _with_most_used(config: Any, prefix: str = "") -> Any:
     # tyro hides fields by their type, so types have to be replaced; hidden options still work
     kind, shown, values = type(config), {}, {}
     added = _added_by_users(kind)
-    for name, hint in get_type_hints(kind, include_extras=True).items():
+    hints = get_type_hints(kind, include_extras=True)
+    for name, hint in ((each.name, hints[each.name]) for each in fields(kind)):
         values[name] = getattr(config, name)
         if name in added:
             continue

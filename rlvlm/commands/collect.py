@@ -12,7 +12,7 @@ from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import check_env_settings, find_task, full_name, make_env
+from rlvlm.envs.registry import check_env_settings, full_name, make_env
 from rlvlm.runs.recipes import recipe
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def command(words: Sequence[str], prog: str) -> int:
     task, options = task_first(words, prog, "number_line")
     task = full_name(task)
     config = recipe(task)
-    default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
-    default = replace(default, **config.script_options())  # the script's settings in a run of the task
-    arguments = parse(CollectArguments, options, f"{prog} {task}", default)
-    kind = find_task(task).kind
-    if kind == "steps":
+    if config.sft is None:
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
+    default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
+    default = replace(default, **config.sft.script_options())  # the script's settings in a run of the task
+    arguments = parse(CollectArguments, options, f"{prog} {task}", default)
+    kind = config.kind
     # settings of the other kind of env: the recipe's own are defaults and no mistakes, other values are
     others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures", "player")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:

@@ -32,7 +32,7 @@ def show(arguments: ShowArguments) -> str:
 
     folder = open_folder(arguments.folder)
     note = ""
-    if folder.kind == "chunks":
+    if folder.has_chunks:
         from rlvlm.reports.contact_sheet import folder_env, write_sheet
 
         try:

@@ -14,7 +14,7 @@ from rlvlm.algorithms.sft_config import JobConfig
 from rlvlm.commands.arguments import task_first
 from rlvlm.core.console.arguments import parse, print_progress, value_of
 from rlvlm.core.errors import EXIT_DONE, UsageError
-from rlvlm.envs.registry import check_env_settings, find_task
+from rlvlm.envs.registry import check_env_settings
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import differences, flat
@@ -43,9 +43,9 @@ class SFTArguments(Generic[Env, Policy, SFT]):
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `sft TASK --from DATA [options]`: trains the start of a run of TASK into a folder that a run can use."""
     task, options = task_first(words, prog, "number_line", "--from DATA")
-    if find_task(task).kind == "steps":
-        raise UsageError(f"{task} is an env in steps", f"it needs no demonstrations: rlvlm run {task}")
     own: Any = recipe(task)
+    if own.sft is None:
+        raise UsageError(f"{task} is an env in steps", f"it needs no demonstrations: rlvlm run {task}")
     # the rules of `sft` depend on --from, so it is read before the other options
     source = value_of("--from", options) or ""
     default = SFTArguments(

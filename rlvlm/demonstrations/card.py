@@ -114,8 +114,8 @@ def census(records: Iterable[EpisodeRecord]) -> Census:
         counts.players[record.player] += 1
         counts.images |= record.digests()
         # of episodes in chunks only successes are learned from
-        counts.rejected += select([record], FilterConfig(successful=record.kind == "chunks"))[1]
-        if record.kind == "chunks":
+        counts.rejected += select([record], FilterConfig(successful=record.has_chunks))[1]
+        if record.has_chunks:
             counts.chunks += len(record.arrays.get("actions", ()))
             counts.steps += int(np.sum(record.arrays.get("steps", 0)))
             counts.goals[record.goal] += 1
@@ -131,7 +131,7 @@ def write_card(folder: DemonstrationFolder) -> Census:
     counts = census(folder.episodes())
     success = f"success {counts.successes / max(counts.episodes, 1):.1%}"
     players = _table("player", "episodes", counts.players)
-    if folder.kind == "chunks":
+    if folder.has_chunks:
         num = len(counts.images)
         kept = f"{num:,} distinct images are kept" if num else "images are drawn from states"
         said = f"{counts.episodes:,} episodes, {counts.chunks:,} chunks, {counts.steps:,} env steps; {success}; {kept}."

@@ -55,6 +55,11 @@ class DemonstrationFolder:
         self.num_damaged = 0
         """Number of damaged lines and files found when the episodes were last read."""
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the env is one in chunks, as opposed to turns."""
+        return self.kind == "chunks"
+
     def check_task(self, task: str) -> None:
         """Checks that the episodes are of `task`.
 

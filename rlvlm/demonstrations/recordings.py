@@ -186,7 +186,7 @@ def _turned(film: RobotTrajectory | CorruptEpisode) -> RobotTrajectory | Corrupt
 
 def _image_names(record: EpisodeRecord) -> Any:
     """Returns [T, cameras] digests of the images, including the last if stored; empty if there are none."""
-    if record.kind == "chunks":
+    if record.has_chunks:
         names = np.asarray(record.arrays.get("pictures", ""))
         return names.tolist() if names.ndim == 2 else []
     names = [step.pictures for step in record.steps] + [record.last_pictures] * bool(record.last_pictures)

@@ -74,6 +74,11 @@ class EpisodeRecord:
     that replaced the player's; instead of snapshots there may be `pictures` [C, cameras], the digests of the images
     before each. `goals` [C] has the instruction of each chunk where they differ within the episode."""
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the env is one in chunks, as opposed to turns."""
+        return self.kind == "chunks"
+
     def digests(self) -> set[str]:
         """Returns the digests of all images of the episode."""
         of_chunks = {str(digest) for digest in np.ravel(self.arrays.get("pictures", ()))}

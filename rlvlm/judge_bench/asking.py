@@ -72,7 +72,7 @@ class Reference:
                 key.update(side.tobytes())
             chance = int.from_bytes(key.digest()[:8], "big") / 2**64
             if len(item.sides) == 1:
-                truth = float(item.success) if item.kind in ("video", "turn") else item.truth[0]
+                truth = float(item.success) if item.is_motion else item.truth[0]
                 value = {"oracle": truth, "random": chance, "left": 0.5}[self.name]
                 said.append(Score(status=Status.OK, value=value, stamp=self.stamp))
                 continue
@@ -127,8 +127,8 @@ def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]
     """
     rng = np.random.default_rng((seed, zlib.crc32(made.task.encode())))  # a different order for each task
     places = {
-        "pairs": [place for place, item in enumerate(made.items) if item.kind == "pair"],
-        "scores": [place for place, item in enumerate(made.items) if item.kind != "pair"],
+        "pairs": [place for place, item in enumerate(made.items) if item.is_pair],
+        "scores": [place for place, item in enumerate(made.items) if not item.is_pair],
     }
     questions = {
         kind: [(place, swapped) for place in own for swapped in ((False, True) if kind == "pairs" else (False,))]

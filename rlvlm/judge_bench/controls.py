@@ -86,7 +86,7 @@ def retests(
     if not count:  # a person is asked everything once
         return []
     pairs = [index for index, item in enumerate(items) if item.case == "pair"]
-    scored = [index for index, item in enumerate(items) if item.kind in ("video", "turn") and item.source < 0]
+    scored = [index for index, item in enumerate(items) if item.is_motion and item.source < 0]
     changes: list[dict[str, Any]] = [
         {"case": "brighter", "change": "brighter"},
         {"case": "shifted", "change": "shifted"},

@@ -126,8 +126,8 @@ def grade(items: Sequence[Item], answers: Sequence[Answer], num_frames: int, min
     """
     compared, scored = pair_figures(items, answers), score_figures(items, answers)
     rows = list(zip(items, answers, strict=True))
-    pairs = [(item, answer) for item, answer in rows if item.kind == "pair"]
-    scores = [(item, answer) for item, answer in rows if item.kind != "pair" and np.isfinite(answer.value)]
+    pairs = [(item, answer) for item, answer in rows if item.is_pair]
+    scores = [(item, answer) for item, answer in rows if not item.is_pair and np.isfinite(answer.value)]
     # the lower end of an interval must pass each bound, so that no judge is condemned by a few chance answers
     found = [
         _side(pairs),
@@ -285,7 +285,7 @@ def _claims(scores: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer, b
     return [
         (item, answer, answer.value >= thresholds[answer.task])
         for item, answer in scores
-        if answer.task in thresholds and item.kind in ("video", "turn")
+        if answer.task in thresholds and item.is_motion
     ]
 
 

@@ -72,7 +72,7 @@ def pair_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         of labels that stay the same. `line`: among decided labels of the goal and a state near it, the share for
         the goal, and `line_undecided`. Empty if no pair was asked.
     """
-    rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind == "pair"]
+    rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.is_pair]
     if not rows:
         return {}
     pairs = [(item, answer) for item, answer in rows if item.case == "pair"]
@@ -154,7 +154,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         images along successes, mean over episodes. `progress`: the same with the true progress, over all these images.
         `unread`: share. Empty if nothing was scored.
     """
-    rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if item.kind != "pair"]
+    rows = [(item, answer) for item, answer in zip(items, answers, strict=True) if not item.is_pair]
     if not rows:
         return {}
     known = [(item, answer) for item, answer in rows if math.isfinite(answer.value)]
@@ -204,7 +204,7 @@ def line_parts(rows: Sequence[tuple[Item, Answer]]) -> dict[str, Floats]:
     parts: dict[str, list[tuple[float, float]]] = {"short": [], "at the goal": [], "beyond": []}
     reached: set[tuple[str, int]] = set()
     for item, answer in sorted(rows, key=lambda row: (row[1].task, row[1].item)):  # in order of time
-        if item.case != LINE or item.kind == "pair" or not math.isfinite(answer.value):
+        if item.case != LINE or item.is_pair or not math.isfinite(answer.value):
             continue
         line = (answer.task, item.track)
         if item.success:
@@ -236,7 +236,7 @@ def success_table(rows: Sequence[tuple[Item, Answer]], cases: Sequence[str] = (*
     main = [
         (answer.value, item.success)
         for item, answer in rows
-        if item.case in cases and item.kind != "pair" and math.isfinite(answer.value)
+        if item.case in cases and not item.is_pair and math.isfinite(answer.value)
     ]
     return np.array(main, float).reshape(-1, 2)
 
@@ -284,11 +284,11 @@ def teacher_table(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
     pairs = np.zeros((NUM_BINS, 2, 3), int)
     scores: list[list[float]] = [[] for _ in range(NUM_BINS + 1)]
     for item, answer in zip(items, answers, strict=True):
-        if item.kind == "pair" and item.case == "pair":
+        if item.is_pair and item.case == "pair":
             gain = -item.gap if answer.swapped else item.gap
             pairs[difficulty_of(item), int(gain > 0), COLUMNS.get(outcome_of(item, answer), 2)] += 1
         elif (
-            item.kind in ("video", "turn")
+            item.is_motion
             and item.case in (*CASES, HACKED, *ATTEMPTS, "nearer", "farther")
             and math.isfinite(answer.value)
         ):

@@ -65,6 +65,16 @@ class Item:
         return (self.paths or self.sides)[side]
 
     @property
+    def is_pair(self) -> bool:
+        """Whether two sides are compared, as opposed to one that is scored."""
+        return self.kind == "pair"
+
+    @property
+    def is_motion(self) -> bool:
+        """Whether a scored side shows what happens, a video or a turn, as opposed to a single image."""
+        return self.kind in ("video", "turn")
+
+    @property
     def gap(self) -> float:
         """For a pair, progress of the right side minus that of the left."""
         return self.truth[1] - self.truth[0]

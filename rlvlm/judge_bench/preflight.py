@@ -78,7 +78,7 @@ def known_items(suite: Suite, config: EnvConfig, size_px: int, seed: int, per_tu
     suite = replace(suite, goal=goal, hacked=() if goal else suite.hacked)
     made = make_items(suite, suite.tasks[0], config, size_px, seed, per_turn)
     if not suite.videos:  # of the states along a line only the pairs: the judge compares
-        made = replace(made, items=tuple(item for item in made.items if item.kind == "pair"))
+        made = replace(made, items=tuple(item for item in made.items if item.is_pair))
     # no other goal of this scene is known for the user's own goal
     return _with_controls(made, [case for case in _SHOWN if not goal or case != "other goal"])
 

@@ -38,7 +38,7 @@ def remedies(items: Sequence[Item], answers: Sequence[Answer]) -> list[Remedy]:
     """
     by_pair: dict[tuple[str, int], dict[bool, tuple[Item, Answer]]] = {}
     for item, answer in zip(items, answers, strict=True):
-        if item.kind == "pair" and item.case == "pair":
+        if item.is_pair and item.case == "pair":
             by_pair.setdefault((answer.task, answer.item), {})[answer.swapped] = (item, answer)
     both = [pair for pair in by_pair.values() if len(pair) == 2]
     once, twice = np.zeros((2, 3)), np.zeros((2, 3))  # counts in the form of `balanced_shares`

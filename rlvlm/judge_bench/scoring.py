@@ -109,7 +109,7 @@ class ScoredEpisode:
             return self.success if math.isfinite(self.success) else float(known[-1])
         called = []
         for _, item, answer in self.rows:
-            if item.kind == "pair" and answer.label in ("left", "right"):
+            if item.is_pair and answer.label in ("left", "right"):
                 left, right = item.sides[::-1] if answer.swapped else item.sides  # as shown
                 if left[-1, 0] == right[-1, 0]:  # of one episode
                     called.append((answer.label == "right") == (right[-1, 1] > left[-1, 1]))

@@ -28,7 +28,7 @@ def answer_rows(
     for item, answer in zip(items, answers, strict=True):
         order = -1 if answer.swapped else 1  # as shown
         truth = [None if math.isnan(value) else value for value in item.truth[::order]]
-        end = outcome_of(item, answer) if item.kind == "pair" else ""
+        end = outcome_of(item, answer) if item.is_pair else ""
         ends = [side[-1].astype(int).tolist() for side in item.sides[::order]] if has_frames else []
         row = asdict(stamp) | {
             "run": run,

@@ -301,7 +301,7 @@ def _play(env: Env[Any, Any], suite: Suite, seed: int, rng: np.random.Generator)
 
 
 def _looks(draw: Draw, items: Sequence[Item]) -> tuple[tuple[int, ...], ...]:
-    shown = [item for item in items if item.kind == "pair" and item.case == "pair"][:_LOOKS] or items[:_LOOKS]
+    shown = [item for item in items if item.is_pair and item.case == "pair"][:_LOOKS] or items[:_LOOKS]
     if not shown:
         return ()
     found = []

@@ -170,7 +170,7 @@ class Asked:
                 return choice
         # without a majority for `skip` somebody gave a rating
         ratings = [choice for choice in choices if not isinstance(choice, str)]
-        return "equal" if self.question.kind == "compare" else float(np.mean(ratings))
+        return "equal" if self.question.is_pair else float(np.mean(ratings))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +229,7 @@ class PeopleQueue:
         """Returns the question as asked, and whether with left and right exchanged; None if it never was."""
         if asked := self.asked.get(question.id):
             return asked, False
-        mirrored = self.asked.get(question.swapped.id) if question.kind == "compare" else None
+        mirrored = self.asked.get(question.swapped.id) if question.is_pair else None
         return (mirrored, True) if mirrored is not None and not mirrored.each_order else None
 
     def ask(self, questions: Iterable[Question], *, agreement: int = 1, each_order: bool = False) -> int:
@@ -241,7 +241,7 @@ class PeopleQueue:
         self.refresh()
         fresh: dict[str, Question] = {}
         for question in questions:
-            is_mirrored = not each_order and question.kind == "compare" and question.swapped.id in fresh
+            is_mirrored = not each_order and question.is_pair and question.swapped.id in fresh
             if question.id not in self.asked and not is_mirrored and (each_order or self.find(question) is None):
                 fresh[question.id] = question
         about = {"kind": "ask", "agreement": agreement, "each_order": each_order}
@@ -308,7 +308,7 @@ class PeopleQueue:
             for said in asked.said.values():
                 if said.name == name:
                     (repeats if said.is_repeat else first).append((asked, said))
-        pairs = [said for asked, said in first if asked.question.kind == "compare"]
+        pairs = [said for asked, said in first if asked.question.is_pair]
         return PersonFigures(
             answers=len(first),
             median_s=float(np.median([said.seconds for _, said in first])) if first else float("nan"),
@@ -410,7 +410,7 @@ def _stored(question: Question, said: Said) -> tuple[Question, Answer]:
 
 
 def _check_choice(question: Question, choice: Choice) -> None:
-    known = ("left", "right", "equal", "skip") if question.kind == "compare" else (*range(1, MAX_RATING + 1), "skip")
+    known = ("left", "right", "equal", "skip") if question.is_pair else (*range(1, MAX_RATING + 1), "skip")
     if isinstance(choice, bool) or choice not in known:
-        rule = "left, right, equal or skip" if question.kind == "compare" else f"1 to {MAX_RATING}, or skip"
+        rule = "left, right, equal or skip" if question.is_pair else f"1 to {MAX_RATING}, or skip"
         raise ValueError(f"an answer is {rule}, got {str(choice)[:40]!r}")

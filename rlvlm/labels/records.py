@@ -38,6 +38,11 @@ class Question:
     """Action within the clip, if the judge is told it."""
 
     @property
+    def is_pair(self) -> bool:
+        """Whether two sides are compared, as opposed to one that is scored."""
+        return self.kind == "compare"
+
+    @property
     def id(self) -> str:
         """SHA-256 of the question: the same for its truth and for the answers of all judges."""
         content = [self.kind, self.goal, self.left, self.right, self.goal_picture]

@@ -134,7 +134,7 @@ class WorstAnswers:
         scored = [
             (abs(answer.value - item.success), item, answer)
             for item, answer in judged
-            if item.kind in ("video", "turn") and math.isfinite(answer.value) and item.case != "jump"
+            if item.is_motion and math.isfinite(answer.value) and item.case != "jump"
         ]
         farthest = sorted(scored, key=lambda row: -row[0])[:MAX_WORST]
         self._scores += [(miss, self._score_card(made, item, answer)) for miss, item, answer in farthest]

@@ -108,7 +108,7 @@ def asked_text(config: RunConfig) -> str:
     if not config.reward.asks_judge:
         return "No text: this teacher compares values of the simulator."
     # the prompt depends on how many images a side has, not on their content
-    blank = np.zeros((config.segment_steps, 1, 1, 3), np.uint8)
+    blank = np.zeros((config.feedback.segment_steps if config.feedback else 1, 1, 1, 3), np.uint8)
     query = Query(goal=config.judge_goal, left=blank, right=blank, goal_picture=blank[:1] if config.goal_file else None)
     parts = [part for message in compare_messages(config.judge.prompt, query) for part in message["content"]]
     return "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)

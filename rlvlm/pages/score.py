@@ -75,7 +75,7 @@ class ScoredData:
 
     def pairs(self) -> Iterator[dict[str, Any]]:
         """Yields the comparisons as rows of `rlvlm.labels.export.SCHEMA`."""
-        rows = [row for episode in self.episodes for row in episode.rows if row[1].kind == "pair"]
+        rows = [row for episode in self.episodes for row in episode.rows if row[1].is_pair]
         items, answers = [item for _, item, _ in rows], [answer for *_, answer in rows]
         yield from answer_rows(items, answers, self.stamp, self.name, has_frames=True)
 

@@ -425,14 +425,15 @@ def build_teacher(
     simulated = simulated_config(kind, feedback)
     if simulated is not None:
         return SimulatedTeacher(simulated, seed)
-    if kind == "published":
-        return MeasuredTeacher(SHARES[published_name(task)], seed, task)
-    if kind == "measured":
-        return MeasuredTeacher(read_shares(Path(feedback.measured), task), seed, feedback.measured)
-    if kind in ("oracle", "progress"):
-        return OracleTeacher(by_progress=kind == "progress")
-    if kind == "random":
-        return RandomTeacher(seed)
+    made: dict[str, Callable[[], Teacher]] = {
+        "published": lambda: MeasuredTeacher(SHARES[published_name(task)], seed, task),
+        "measured": lambda: MeasuredTeacher(read_shares(Path(feedback.measured), task), seed, feedback.measured),
+        "oracle": lambda: OracleTeacher(by_progress=False),
+        "progress": lambda: OracleTeacher(by_progress=True),
+        "random": lambda: RandomTeacher(seed),
+    }
+    if kind in made:
+        return made[kind]()
     if judge is None:
         raise ValueError("a judge teacher needs a judge, got none; pass one, or choose teacher oracle or random")
     return JudgeTeacher(judge, frames, goal)

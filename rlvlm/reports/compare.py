@@ -252,7 +252,7 @@ def _benched(results: Results, task: str, source: str) -> dict[str, str | None]:
     row = next((bench for run in runs for bench in results.benches if is_of(bench, *run.judge)), None)
     if row is None:
         return {"bench": None, "expected": None}
-    kind = "pairs" if runs[0].config.compares else "scores"
+    kind = "pairs" if runs[0].config.reward.source == "preference" else "scores"
     figures = task_figures(row, task, kind)
     if kind == "pairs":
         bench = f"{share_cell(figures.get('accuracy'))} right, {share_cell(figures.get('undecided'))} undecided"

@@ -76,7 +76,7 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
 
     def make_draw(folder: Any) -> Any:
         env = folder_env(folder, trust=options.trust)
-        size = None if folder.kind == "turns" else config.image_px  # turns are drawn as their policies see them
+        size = config.image_px if folder.has_chunks else None  # turns are drawn as their policies see them
         return lambda snapshots, camera: env.draw_sized(snapshots, size, camera)
 
     form = find_form(path)

@@ -319,7 +319,7 @@ class _Kept:
 
 def _scored(made: TaskItems) -> TaskItems:
     """Returns the items without pairs; controls keep pointing at their originals."""
-    kept = [index for index, item in enumerate(made.items) if item.kind != "pair"]
+    kept = [index for index, item in enumerate(made.items) if not item.is_pair]
     place = {index: number for number, index in enumerate(kept)}
     items = tuple(replace(item, source=place.get(item.source, -1)) for item in (made.items[index] for index in kept))
     return replace(made, items=items)

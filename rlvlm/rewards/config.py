@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
 from rlvlm.core.guests import short_names
@@ -271,6 +271,8 @@ class MixtureConfig:
 class TurnRewardConfig:
     """Reward of turns, chunks or episodes; the true reward is kept beside it, for evaluation."""
 
+    is_learned: ClassVar[bool] = False
+    """Whether a reward model is fitted to a teacher's answers."""
     source: Literal["environment", "success", "judged", "mixture"] = "environment"
     """environment: the true reward; success: 1 for an episode that succeeds by the env's own test, else 0; judged: a
     judge's score alone; mixture: the weighted sum in `mixture`."""

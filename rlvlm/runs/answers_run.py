@@ -4,10 +4,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.policies.own import find_own
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.config import Role, RunConfig
 
@@ -20,19 +23,15 @@ class AnswersRun(RunConfig):
 
     algorithm: ClassVar[str] = "policy_gradient"
     reward: TurnRewardConfig = field(default_factory=TurnRewardConfig)
-    policy: Any = None
+    policy: PolicyConfig | VLAConfig  # pyright: ignore[reportIncompatibleVariableOverride] - here every run has one
     """Settings of the network that acts."""
-    sft: Any = None
+    sft: ReplySFTConfig | ChunkSFTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     """Settings of the supervised start."""
     algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     """Settings of estimator, loss, rollouts and updates; `algo.preset` selects a combination."""
 
-    @abstractmethod
-    def policy_device(self) -> str:
-        """Returns device of the policy in the run's own process: auto, cpu, cuda or one GPU."""
-
     def check(self) -> None:
-        algo, reward, device = self.algo, self.reward, self.policy_device()
+        algo, reward, device = self.algo, self.reward, self.policy.loading.device
         if reward.asks_judge and (self.judge.score == "utility") != reward.rates_turns:
             wanted = "utility" if reward.rates_turns else "progress, success, rating or video"
             raise ValueError(
@@ -65,7 +64,7 @@ class AnswersRun(RunConfig):
                 "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
             )
 
-    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         reward, algo, sft = self.reward, self.algo, self.sft
         advantage, unasked = algo.advantage, ("judge.*", "serve.*", "goal_image", "env.draw_path")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
@@ -114,7 +113,7 @@ class AnswersRun(RunConfig):
             "sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors"),
         }
 
-    def check_objects(self) -> None:
+    def check_objects(self, *, has_started: bool) -> None:
         from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
         from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
         from rlvlm.rewards.scorers import read_scores
@@ -125,17 +124,12 @@ class AnswersRun(RunConfig):
             find_own(self.policy)
         if self.measured:
             read_scores(Path(self.measured), self.task)
+        if not has_started:
+            self.check_start()
 
-    def bench_options(self) -> list[str]:
-        return ["--frames", str(self.reward.num_frames)]
-
-    @property
-    def preset(self) -> str:
-        return self.algo.preset
-
-    @property
-    def large_policy(self) -> Any:
-        return self.policy if self.policy.model else None
+    @abstractmethod
+    def check_start(self) -> None:
+        """Raises UsageError if what the supervised start reads does not suit the run."""
 
     @property
     def reward_name(self) -> str:
@@ -152,7 +146,3 @@ class AnswersRun(RunConfig):
     @property
     def measured(self) -> str:
         return self.reward.measured
-
-    @property
-    def num_learners(self) -> int:
-        return self.algo.num_learners

@@ -41,30 +41,22 @@ class ChunksRun(AnswersRun):
             policy = replace(policy, pocket=replace(policy.pocket, has_values=True))
         return replace(self, algo=algo, policy=policy)
 
-    def policy_device(self) -> str:
-        return self.policy.loading.device
-
     def check(self) -> None:
         super().check()
         policy, sft = self.policy, self.sft
-        idle = {
-            "goal has no effect: policy and judge take the env's own instruction; leave it out": self.goal,
-            f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
-            "--policy.pocket.predicts-offsets, or --sft.scenes 0": (
-                sft.scenes and not (policy.model or policy.pocket.predicts_offsets)
-            ),
-        }
-        # flows are fine-tuned on a folder; for OpenVLA-OFT's tokens this was not tried
-        told = (("demonstrations", sft.demonstrations and policy.head != "flow"), ("start_from", sft.start_from))
-        for name, value in told:
-            idle[f"sft.{name} has no effect on policy.model, which comes trained; leave one out"] = (
-                value and policy.model
+        if self.goal:
+            raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
+        if sft.scenes and not (policy.model or policy.pocket.predicts_offsets):
+            raise ValueError(
+                f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
+                "--policy.pocket.predicts-offsets, or --sft.scenes 0"
             )
-        for message, holds in idle.items():
-            if holds:
-                raise ValueError(message)
+        # flows are fine-tuned on a folder; for OpenVLA-OFT's tokens this was not tried
+        told = {"demonstrations": sft.demonstrations and policy.head != "flow", "start_from": sft.start_from}
+        if policy.model and (idle := [name for name, value in told.items() if value]):
+            raise ValueError(f"sft.{idle[0]} has no effect on policy.model, which comes trained; leave one out")
 
-    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         yield from super().without_effect()
         yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
         of_model = ("policy.pocket.*",) if self.sft.demonstrations else ("sft.*", "policy.pocket.*")
@@ -116,9 +108,6 @@ class ChunksRun(AnswersRun):
             raise UsageError(str(error), error.fix) from error
         finally:
             env.close()
-
-    def script_options(self) -> dict[str, Any]:
-        return {"episodes": self.sft.episodes, "noise": self.sft.noise, "p_perturb": self.sft.p_perturb}
 
     def notes(self) -> list[str]:
         reward = self.reward

@@ -10,18 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import tyro
 
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.envs.config import KIND_CONFIGS, EnvConfig
 from rlvlm.envs.registry import check_env_settings, find_task, task_env
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.preferences.config import FeedbackConfig
+from rlvlm.rewards.config import StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.settings import flat
-from rlvlm.serving.config import PlacementConfig
+from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +104,15 @@ class RunConfig(ABC):
     a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`.
     """
 
+    # Sections that only some kinds have, and None in the others. Without a type, as a typed one here would decide the
+    # place of a kind's own section in config.yaml and in help texts.
+    if TYPE_CHECKING:
+        policy: ClassVar[PolicyConfig | VLAConfig | None] = None
+        sft: ClassVar[ReplySFTConfig | ChunkSFTConfig | None] = None
+        engine: ClassVar[ServedEngineConfig | None] = None
+        feedback: ClassVar[FeedbackConfig | None] = None
+    else:
+        policy = sft = engine = feedback = None
     kind: ClassVar[str] = ""
     """Kind of the task's env: steps, turns or chunks."""
     algorithm: ClassVar[str] = ""
@@ -128,9 +142,9 @@ class RunConfig(ABC):
     """Seed of env, networks, sampling and queries."""
     out: Path | None = None
     """Folder of the run; by default runs/TASK/<time>."""
-    reward: Any = None
+    reward: StepRewardConfig | TurnRewardConfig = None  # pyright: ignore[reportAssignmentType] - each kind has one
     """Source of the reward."""
-    algo: Any = None
+    algo: Any = None  # of two classes: most of its settings are read where only one of them can be
     """Settings of learning from the reward."""
     env: EnvConfig = None  # pyright: ignore[reportAssignmentType]
     """Settings of the task's env; by default the task's own."""
@@ -179,7 +193,7 @@ class RunConfig(ABC):
         """
 
     @abstractmethod
-    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         """Yields rules for useless settings: whether the rule applies to this run, the setting that causes it, and
         patterns of the settings that then have no effect.
         """
@@ -190,8 +204,8 @@ class RunConfig(ABC):
 
     def starting_for(self, settings: Mapping[str, Any]) -> Self:
         """Returns this run with the preset in `settings`, because the name alone would be a false label."""
-        named = settings.get("algo.preset", self.preset)
-        return self if named == self.preset else self.with_preset(str(named))
+        named = settings.get("algo.preset", self.algo.preset)
+        return self if named == self.algo.preset else self.with_preset(str(named))
 
     def with_preset(self, preset: str) -> Self:
         """Returns this run with the estimator, the loss and the rollouts of a preset; the rest stays as in the recipe.
@@ -213,29 +227,26 @@ class RunConfig(ABC):
         folder; empty if it needs none) and the model's revision.
         """
 
-    @abstractmethod
     def folders(self) -> dict[str, tuple[str, str]]:
         """Returns folders that settings name, other than models, by setting: path, and a file that must be in it."""
+        return {}
 
+    @abstractmethod
     def notes(self) -> list[str]:
         """Returns what a user should know before the run starts and that depends on the kind."""
-        return []
 
-    def check_policy(self) -> None:  # noqa: B027 - most kinds have none
+    def check_policy(self) -> None:  # noqa: B027 - a small policy has none
         """Raises UsageError unless the files of a policy's model match the env, which may be made for the check."""
 
     @abstractmethod
-    def check_objects(self) -> None:
-        """Raises UsageError if objects named by `module:NAME`, a measured judge's table or the initial policy cannot be
-        read; imports torch.
+    def check_objects(self, *, has_started: bool) -> None:
+        """Raises UsageError if objects named by `module:NAME` or a measured judge's table cannot be read or, in a run
+        that has not started, what its supervised start reads does not suit it; imports torch.
         """
 
-    def check_start(self) -> None:  # noqa: B027 - a run in steps has none
-        """Raises UsageError if what the supervised start reads does not suit the run; imports torch."""
-
-    @abstractmethod
     def judge_knows(self) -> list[str]:
         """Returns the tasks that the judge knows, for this run's kind of question; empty for a general model."""
+        return []
 
     @property
     def max_queries(self) -> int:
@@ -250,18 +261,8 @@ class RunConfig(ABC):
         return self.reward.title(judge, " (random weights)" if self.reward.asks_judge and self.judge.is_random else "")
 
     @property
-    def learns_reward(self) -> bool:
-        """Whether a reward model is fitted to a teacher's answers."""
-        return False
-
-    @property
     def asks_person(self) -> bool:
         """Whether a person answers queries of this run on the page of `rlvlm labels ask`."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Whether a judge of this run compares, as opposed to scores."""
         return False
 
     @property
@@ -269,45 +270,17 @@ class RunConfig(ABC):
         """File of the measured judge that a teacher simulates; empty if there is none."""
         return ""
 
-    @property
-    def num_learners(self) -> int:
-        """Number of learner processes; 0: the run's own process learns."""
-        return 0
+    # Methods common to all kinds.
 
     @property
     def num_engine_replicas(self) -> int:
         """Number of replicas behind Serve that sample for the policy; 0: the run's process, or env runners, do."""
-        return 0
+        return self.engine.num_replicas if self.engine else 0
 
     @property
-    def plays_expert(self) -> bool:
-        """Whether the task's scripted expert plays demonstrations, which not every env has."""
-        return False
-
-    @property
-    def large_policy(self) -> Any:
+    def large_policy(self) -> PolicyConfig | VLAConfig | None:
         """Section of a policy that starts pretrained, with its model; None for a small policy."""
-        return None
-
-    @property
-    def preset(self) -> str:
-        """`algo.preset`, empty if there is none."""
-        return ""
-
-    @property
-    def segment_steps(self) -> int:
-        """Number of images on each side of a comparison."""
-        return 1
-
-    def script_options(self) -> dict[str, Any]:
-        """Returns how the task's script plays the run's demonstrations, as options of `rlvlm collect`."""
-        return {}
-
-    def bench_options(self) -> list[str]:
-        """Returns options of `rlvlm judge-bench`, besides the judge's, that make it ask as this run does."""
-        return []
-
-    # Methods common to all kinds.
+        return self.policy if self.policy and self.policy.model else None
 
     @property
     def roles(self) -> list[Role]:

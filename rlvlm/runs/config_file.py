@@ -5,6 +5,7 @@ They stand in `config.yaml`, in each checkpoint's `run.json` and in a sweep's fi
 """
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import PRESETS
@@ -107,7 +108,8 @@ def read_saved_settings(settings: Mapping[str, Any], config: RunConfig, name: st
     tree = nested(settings)
     _modernise(tree, name)
     # before kinds, a checkpoint had the settings of all kinds of runs and all families of envs
-    tree = {section: value for section, value in tree.items() if hasattr(config, section)}
+    known = {field.name for field in fields(config)}
+    tree = {section: value for section, value in tree.items() if section in known}
     tree["env"] = own_settings(type(config.env), tree.get("env", {}))
     try:
         found = flat(read_settings(type(config), tree, like=config))

@@ -1,4 +1,4 @@
-"""The folder of one run (DESIGN section 5): creating, finding, locking, truncating to a checkpoint, removing."""
+"""The folder of one run: creating, finding, locking, truncating to a checkpoint, removing."""
 
 import re
 import shlex

@@ -50,7 +50,7 @@ def learned_reward(run: RunFolder, *, trust: bool = False) -> "ImageReward | Sta
     """
     check_trust([run.path], trust=trust)
     config = run.config()
-    if not isinstance(config, StepsRun) or not config.learns_reward:
+    if not isinstance(config, StepsRun) or not config.reward.is_learned:
         raise UsageError(f"{run.path} has learned no reward", "use a run with --reward.source preference or score")
     checkpoint = newest_sound(run.checkpoints.newest_first())
     if checkpoint is None:
@@ -235,7 +235,7 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
     folder = run if isinstance(run, RunFolder) else find_folder(path)
     config = folder.config()
     checkpoint = choose_checkpoint(folder, path, logger.warning).algorithm
-    if config.kind == "steps":
+    if isinstance(config, StepsRun):
         return StepPolicy(load_actor(checkpoint))
     env = make_env(config.task, config.env.for_evaluation(), config.seed)
     if isinstance(config, ChunksRun):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlvlm.core.errors import ModelUnavailable
 from rlvlm.envs.registry import make_env
@@ -24,24 +24,25 @@ def learner_memory(config: RunConfig) -> str:
     """Returns, in words, a learner process's GPU memory by the rule in `memory_plan`; empty if the policy is small or
     the files of its model are not here.
     """
-    if (size := _size_of_policy(config)) is None:
+    policy = config.large_policy
+    size = _size_of(policy)
+    if policy is None or size is None:
         return ""
     from rlvlm.algorithms.policy_gradient.memory_plan import plan, words_of
 
-    return words_of(plan(size, config.large_policy, config.algo, on_gpu=True, workload=workload_of(config)))
+    return words_of(plan(size, policy, config.algo, on_gpu=True, workload=workload_of(config)))
 
 
 def envs_advice(config: RunConfig) -> str:
     """Returns, in words, the setting that fills the memory of a sampler in turns; empty if nothing is left, or if too
     little is known: the GPU, the tokenizer, or whether the policy computes on this machine.
     """
-    policy, algo = config.large_policy, config.algo
-    if not isinstance(policy, PolicyConfig):
+    policy, algo, engine = config.large_policy, config.algo, config.engine
+    if not isinstance(policy, PolicyConfig) or engine is None:
         return ""
     from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
     from rlvlm.vlms.devices import gpu_memory
 
-    engine: Any = getattr(config, "engine", None)  # in runs in turns, to which this policy belongs
     card, work = gpu_memory(), workload_of(config)
     copies = config.num_engine_replicas or 1
     if card is None or not work.prompt_tokens or not (work.is_sampled or engine.num_gpus):
@@ -74,24 +75,23 @@ def workload_of(config: RunConfig) -> "Workload":
     """Returns what a learner's policy computes besides updates, in a run with a large policy."""
     from rlvlm.algorithms.policy_gradient.memory_plan import Workload
 
-    policy, algo, sft = config.large_policy, config.algo, getattr(config, "sft", None)
-    plays_elsewhere = config.num_learners or config.num_engine_replicas or algo.env_runners
+    policy, algo, sft = config.large_policy, config.algo, config.sft
+    plays_elsewhere = config.algo.num_learners or config.num_engine_replicas or algo.env_runners
     return Workload(
-        prompt_tokens=_prompt_tokens(config) if isinstance(policy, PolicyConfig) else 0,
-        sft_rows=sft.batch_size if sft is not None and (config.plays_expert or sft.demonstrations) else 0,
+        prompt_tokens=_prompt_tokens(config, policy) if isinstance(policy, PolicyConfig) else 0,
+        sft_rows=sft.batch_size if sft is not None and (sft.plays_expert or sft.demonstrations) else 0,
         is_sampled=not plays_elsewhere,
         eval_envs=config.eval.num_envs,
     )
 
 
-def _prompt_tokens(config: RunConfig) -> int:
+def _prompt_tokens(config: RunConfig, policy: PolicyConfig) -> int:
     """Returns the tokens of a turn task's first prompt with its images; 0 if the tokenizer is not here."""
     from transformers import AutoConfig
 
     from rlvlm.policies.vlm.backbone import prompt_ids
     from rlvlm.vlms.processors import load_processor
 
-    policy = config.large_policy
     folder = Path(policy.model).expanduser()
     if not (folder / "tokenizer_config.json").is_file():  # a hub model, fetched later
         return 0
@@ -118,7 +118,8 @@ def main_memory(
         where: the node of each process, by role, as returned by `placement.place`.
     """
     policy, algo = config.large_policy, config.algo
-    if (size := _size_of_policy(config)) is None:
+    size = _size_of(policy)
+    if policy is None or size is None:
         return {}
     from rlvlm.algorithms.policy_gradient.memory_plan import plan
 
@@ -143,14 +144,13 @@ def sent_bytes(config: RunConfig) -> int:
     """Returns the bytes of weights in Ray's object store while learners send theirs to the samplers: two versions in
     float32. 0 if the policy is small, or samples where it learns.
     """
-    is_sent = config.num_learners or config.num_engine_replicas or config.algo.env_runners
-    size = _size_of_policy(config) if is_sent else None
+    is_sent = config.algo.num_learners or config.num_engine_replicas or config.algo.env_runners
+    size = _size_of(config.large_policy) if is_sent else None
     return 0 if size is None else 2 * 4 * size.learned
 
 
-def _size_of_policy(config: RunConfig) -> "ModelSize | None":
+def _size_of(policy: PolicyConfig | VLAConfig | None) -> "ModelSize | None":
     """Returns the size of a large policy; None if it is small, or the files of its model are not here."""
-    policy = config.large_policy
     if policy is None:
         return None
     from rlvlm.algorithms.policy_gradient.memory_plan import size_of

@@ -95,7 +95,7 @@ def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = Tr
     """
     sections = config.networks()
     wanted = [section for section, (device, *_) in sections.items() if device != "cpu"]
-    learns = not config.num_learners
+    learns = not config.algo.num_learners
     # a private Ray, on one machine, has a core for every process that asks for one: few cores are shared
     is_private = not os.environ.get("RAY_ADDRESS") if is_here else len(machines) == 1
     others = deepcopy(list(machines))

@@ -15,7 +15,6 @@ from rlvlm.envs.registry import find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import POCKET_FIX, JudgeConfig
 from rlvlm.pocket.models import shipped_folder, weights_folder
-from rlvlm.policies.vlm.config import check_family
 from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.environment import gpu_names
 from rlvlm.runs.networks import model_folder, workload_of
@@ -60,7 +59,7 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
     cluster_address()
     _check_models(config)
     _check_folders(config, without="sft." if has_started else None)
-    config.check_objects()
+    config.check_objects(has_started=has_started)
     if config.env.draw_path:
         make_env(config.task, config.judge_env, config.seed).close()  # raises if the env knows no hand
     if not has_started:
@@ -134,8 +133,7 @@ def _check_start(config: RunConfig) -> None:
         from rlvlm.judge_bench.rows import read_row
 
         read_row(Path(config.track.bench).expanduser())
-    config.check_start()
-    if not config.plays_expert:
+    if config.sft is None or not config.sft.plays_expert:
         return
     has_expert = find_task(config.task).has_expert
     if ":" in config.task:  # a user's own env says so itself
@@ -167,14 +165,13 @@ def _check_memory(config: RunConfig) -> None:
     if gpu_bytes is None:
         return
     size, workload = size_of(policy, model_folder(policy)), workload_of(config)
-    engine: Any = getattr(config, "engine", None)  # of runs in turns
     for role in config.roles:  # engine replicas and env runners, which hold weights and sampling buffers
         if role.learns or role.name == JUDGE_ROLE or not role.gpus:
             continue
         alone = replace(algo, num_envs=-(-algo.num_envs // role.count), rollout_turns=0, num_learners=0, shard=False)
         parts = plan(size, policy, alone, on_gpu=True, workload=replace(workload, is_sampled=True))
         # a minimum: images are cached as far as memory allows, and vLLM samples with the rest
-        is_vllm = role.is_served and engine.backend == "vllm"
+        is_vllm = role.is_served and config.engine is not None and config.engine.backend == "vllm"
         needed = parts.context + parts.weights + (0 if is_vllm else parts.sampling)
         what = f"{policy.model} in each of {role.name}"
         _check_share(what, role.gpu_setting.split()[0], role.gpus, needed / max(1, int(role.gpus)), gpu_bytes)
@@ -333,7 +330,8 @@ def _check_goal_image(config: RunConfig) -> None:
 
     read_goal_image(config.goal_file, config.judge.image_px)
     if not config.serve.app:  # the app reports what it is
-        check_goal_image(config.judge.backend, config.judge.model, "" if config.compares else config.judge.score)
+        compares = config.reward.source == "preference"
+        check_goal_image(config.judge.backend, config.judge.model, "" if compares else config.judge.score)
 
 
 def _check_judge_fits(config: RunConfig) -> None:
@@ -379,8 +377,6 @@ def _check_models(config: RunConfig, prefix: str = "") -> None:
             for pattern in ("config.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
                     raise UsageError(f"{setting} {name} holds no model: there is no {pattern} in it", fix)
-            if setting == "policy.model" and config.kind == "turns":
-                check_family(folder)
 
 
 def _check_folders(config: RunConfig, prefix: str = "", without: str | None = None) -> None:
@@ -424,4 +420,6 @@ def bench_command(config: RunConfig) -> str:
         return f"{shlex.join(words)} with the --judge settings of the app {config.serve.app}"
     changed = changed_leaves({"judge": JudgeConfig()}, {"judge": config.judge})
     words += option_words({name: value for name, (_, value) in changed.items()})
-    return shlex.join([*words, *config.bench_options()])
+    if frames := getattr(config.reward, "num_frames", 0):
+        words += ["--frames", str(frames)]
+    return shlex.join(words)

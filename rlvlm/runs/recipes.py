@@ -46,7 +46,7 @@ def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:
     own, family = find_task(task).recipe, task.partition("/")[0]
     if task in RECIPES or family in FAMILY_RECIPES:
         config = RECIPES[task]() if task in RECIPES else FAMILY_RECIPES[family](task)
-        return of_checkpoint(config) if has_checkpoint and config.kind == "chunks" else config
+        return of_checkpoint(config) if has_checkpoint and isinstance(config, ChunksRun) else config
     if own:
         module, _, function = own.partition(":")
         return replace(getattr(import_own(module), function)(), task=task)

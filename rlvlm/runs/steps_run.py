@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
@@ -24,7 +24,9 @@ class StepsRun(RunConfig):
     kind: ClassVar[str] = "steps"
     algorithm: ClassVar[str] = "sac"
     reward: StepRewardConfig = field(default_factory=StepRewardConfig)
-    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    feedback: FeedbackConfig = field(  # pyright: ignore[reportIncompatibleVariableOverride] - here every run has one
+        default_factory=FeedbackConfig
+    )
     """Queries to the teacher, from whose answers a reward is learned."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     """Settings of the learned reward."""
@@ -49,7 +51,7 @@ class StepsRun(RunConfig):
                 "come to; use reward.source preference or score"
             )
 
-    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         reward = self.reward
         who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
         yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*", "goal_image")
@@ -73,22 +75,19 @@ class StepsRun(RunConfig):
 
     def networks(self) -> dict[str, tuple[str, str, str]]:
         found = {"algo": (self.algo.placed_on, "", "")}
-        return found | {"reward-model": (self.reward_model.device, "", "")} if self.learns_reward else found
-
-    def folders(self) -> dict[str, tuple[str, str]]:
-        return {}
+        return found | {"reward-model": (self.reward_model.device, "", "")} if self.reward.is_learned else found
 
     def notes(self) -> list[str]:
         if self.asks_person and self.steps > self.feedback.first_step:
             return [f"answer the queries of this run with: rlvlm labels ask {self.out or 'RUN'}; it does not wait"]
-        if not self.learns_reward or self.steps > self.feedback.first_step:
+        if not self.reward.is_learned or self.steps > self.feedback.first_step:
             return []
         return [
             f"nothing would be asked: the first feedback is due at step {self.feedback.first_step:,} "
             f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)"
         ]
 
-    def check_objects(self) -> None:
+    def check_objects(self, *, has_started: bool) -> None:  # noqa: ARG002 - there is no supervised start
         from rlvlm.preferences.queries import find_strategy  # torch, as every run needs it
         from rlvlm.preferences.teachers import load_teacher, read_shares
         from rlvlm.rewards.build import load_source
@@ -118,22 +117,10 @@ class StepsRun(RunConfig):
         return min(sessions * feedback.queries, feedback.max_queries)
 
     @property
-    def learns_reward(self) -> bool:
-        return self.reward.is_learned
-
-    @property
     def asks_person(self) -> bool:
         reward = self.reward
         return reward.may_ask_person and (reward.teacher == "human" or self.feedback.mixed.person == "human")
 
     @property
-    def compares(self) -> bool:
-        return self.reward.source == "preference"
-
-    @property
     def measured(self) -> str:
         return self.feedback.measured
-
-    @property
-    def segment_steps(self) -> int:
-        return self.feedback.segment_steps

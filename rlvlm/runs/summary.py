@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ def beside_true_reward(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
                 found.append({"success": float(other["success"]), "env_steps": int(other["env_steps"])})
         except (OSError, ValueError, TypeError, KeyError):  # an interrupted run, or one without success figures
             continue
-    return max(found, key=lambda run: run["env_steps"], default={}) if config.learns_reward else {}
+    return max(found, key=lambda run: run["env_steps"], default={}) if config.reward.is_learned else {}
 
 
 def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
@@ -221,44 +221,58 @@ def what_to_change(config: RunConfig, summary: Mapping[str, Any]) -> list[str]:
     empty.
     """
     rate, beside = summary["success"], summary.get("true_reward")
-    if not isinstance(config, StepsRun) or not config.learns_reward or rate is None:
+    if not isinstance(config, StepsRun) or not config.reward.is_learned or rate is None:
         return []
-    reward, feedback, model = config.reward, config.feedback, config.reward_model
     if summary["exit_reason"] != "done" or rate >= (beside["success"] - _NEAR if beside else _GOOD):
         return []
-    trust, right = summary.get("learned_reward") or {}, summary["label_accuracy"]
-    fit, unseen = trust.get("train_accuracy"), trust.get("newest_predicted")
-    held = (
-        ""
-        if unseen is None
-        else f" Of the newest labels {_percent(unseen)} were predicted before they were trained on."
-    )
-    is_wrong = right is not None and right < _GOOD_LABELS and summary["labels_checked"] >= _FEW_LABELS
-    alarm = (summary.get("judge") or {}).get("alarm_reason")
-    causes = {
-        f"The judge: its monitor gave an alarm, {alarm}. More of its labels teach more of the same: look at "
-        f"judge_panel.html, and try another with `rlvlm judge-bench {config.task}`.": bool(alarm),
-        "The true reward, to compare with: the same command with `--reward.source environment`, into a folder beside "
-        "this one. Where it ends no higher, no label helps: look at the env and at the number of steps.": not beside,
-        f"The judge: {_percent(right)} of its labels are right. `rlvlm judge-bench {config.task}` tries others, other "
-        "prompts and both orders.": is_wrong and reward.asks_judge,
-        f"The teacher, {reward.teacher}: {_percent(right)} of its labels are right; with fewer than half they teach "
-        "the opposite.": is_wrong and not reward.asks_judge,
-        "The reward model: `--reward.model state`, where the observation holds what the images show.": (
-            reward.model != "state"
-        ),
-        f"Its fit: it orders {_percent(fit)} of the labels it trained on. Set `--reward-model.max-updates "
-        f"{2 * model.max_updates}`.": fit is not None and fit < _GOOD_FIT and not is_wrong,
-        f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.{held}": (
-            not alarm
-        ),
-    }
     lines = ["## What to change first\n", f"The policy ends {_percent(rate)} of episodes in success."]
     if beside:
         lines[-1] += f" The true reward's run beside this one: {_percent(beside['success'])}"
         lines[-1] += f" after {beside['env_steps']:,} env steps."
-    chosen = [cause for cause, holds in causes.items() if holds]
-    return [*lines, "", *(f"{number}. {cause}" for number, cause in enumerate(chosen, start=1)), ""]
+    causes = _causes(config, summary)
+    return [*lines, "", *(f"{number}. {cause}" for number, cause in enumerate(causes, start=1)), ""]
+
+
+def _causes(config: StepsRun, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yields causes of a learned reward's failure and what to do about each, the most likely first."""
+    reward, feedback, model = config.reward, config.feedback, config.reward_model
+    trust, right = summary.get("learned_reward") or {}, summary["label_accuracy"]
+    fit, unseen = trust.get("train_accuracy"), trust.get("newest_predicted")
+    is_wrong = right is not None and right < _GOOD_LABELS and summary["labels_checked"] >= _FEW_LABELS
+    if alarm := (summary.get("judge") or {}).get("alarm_reason"):
+        yield (
+            f"The judge: its monitor gave an alarm, {alarm}. More of its labels teach more of the same: look at "
+            f"judge_panel.html, and try another with `rlvlm judge-bench {config.task}`."
+        )
+    if not summary.get("true_reward"):
+        yield (
+            "The true reward, to compare with: the same command with `--reward.source environment`, into a folder "
+            "beside this one. Where it ends no higher, no label helps: look at the env and at the number of steps."
+        )
+    if is_wrong and reward.asks_judge:
+        yield (
+            f"The judge: {_percent(right)} of its labels are right. `rlvlm judge-bench {config.task}` tries others, "
+            "other prompts and both orders."
+        )
+    elif is_wrong:
+        yield (
+            f"The teacher, {reward.teacher}: {_percent(right)} of its labels are right; with fewer than half they "
+            "teach the opposite."
+        )
+    if reward.model != "state":
+        yield "The reward model: `--reward.model state`, where the observation holds what the images show."
+    if fit is not None and fit < _GOOD_FIT and not is_wrong:
+        yield (
+            f"Its fit: it orders {_percent(fit)} of the labels it trained on. Set `--reward-model.max-updates "
+            f"{2 * model.max_updates}`."
+        )
+    if not alarm:
+        held = (
+            ""
+            if unseen is None
+            else f" Of the newest labels {_percent(unseen)} were predicted before they were trained on."
+        )
+        yield f"More labels and steps: `--feedback.queries {2 * feedback.queries} --steps {2 * config.steps}`.{held}"
 
 
 def summarise_answers(folder: RunFolder) -> dict[str, Any]:

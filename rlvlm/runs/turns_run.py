@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from rlvlm.algorithms.policy_gradient.config import with_preset
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.envs.config import TurnEnvConfig
 from rlvlm.envs.registry import few_starts, make_env
 from rlvlm.pocket.models import TURN_TASKS
-from rlvlm.policies.vlm.config import OWN_SETTINGS, PolicyConfig
+from rlvlm.policies.vlm.config import OWN_SETTINGS, PolicyConfig, check_family
 from rlvlm.runs.answers_run import AnswersRun
 from rlvlm.runs.config import Role, at_most
 from rlvlm.serving.config import ServedEngineConfig
@@ -25,7 +25,9 @@ class TurnsRun(AnswersRun):
     """Settings of the task's env; by default the task's own."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """Settings of the VLM, or another network, that acts."""
-    engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
+    engine: ServedEngineConfig = field(  # pyright: ignore[reportIncompatibleVariableOverride] - here every run has one
+        default_factory=ServedEngineConfig
+    )
     """Settings of the engine that samples replies."""
     sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)
     """Settings of the supervised start."""
@@ -42,9 +44,6 @@ class TurnsRun(AnswersRun):
             size = min(algo.group_size, algo.num_envs)
             rollouts = {"rollout_turns": 0, "rounds": 1, "group_size": size, "groups": max(1, algo.num_envs // size)}
         return replace(self, algo=with_preset(algo, preset, **rollouts))
-
-    def policy_device(self) -> str:
-        return self.policy.device
 
     def check(self) -> None:
         super().check()
@@ -71,7 +70,7 @@ class TurnsRun(AnswersRun):
                 "GPUs on, or leave out algo.shard, so that each learner holds all 4-bit weights"
             )
 
-    def without_effect(self) -> Iterator[tuple[Any, str, tuple[str, ...]]]:
+    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         yield from super().without_effect()
         of_vlm = {setting.name for setting in fields(PolicyConfig)} - OWN_SETTINGS
         idle = (*(f"policy.{name}" for name in sorted(of_vlm)), "sft.reply_weight")
@@ -126,8 +125,12 @@ class TurnsRun(AnswersRun):
             )
         return notes
 
-    def check_objects(self) -> None:
-        super().check_objects()
+    def check_policy(self) -> None:
+        if (folder := Path(self.policy.model).expanduser()).is_dir():
+            check_family(folder)
+
+    def check_objects(self, *, has_started: bool) -> None:
+        super().check_objects(has_started=has_started)
         for side in ("training", "held_out") if self.env.split != "all" else ():
             env = make_env(self.task, replace(self.env, split=side), self.seed)
             env.reset(seed=self.seed)  # raises if no start is on that side
@@ -143,17 +146,6 @@ class TurnsRun(AnswersRun):
         env.close()
         # other data that it has learned from are logged when the run loads it
         check_sft_manifest(Path(self.sft.start_from).expanduser(), wanted, log=lambda difference: None)
-
-    def judge_knows(self) -> list[str]:
-        return []
-
-    @property
-    def plays_expert(self) -> bool:
-        return self.sft.plays_expert
-
-    @property
-    def num_engine_replicas(self) -> int:
-        return self.engine.num_replicas
 
     @property
     def correction(self) -> str:

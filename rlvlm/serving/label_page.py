@@ -182,7 +182,7 @@ class Desk:
         pairs = [
             asked
             for asked in self.queue.asked.values()
-            if asked.question.kind == "compare" and not asked.each_order and name in asked.answers
+            if asked.question.is_pair and not asked.each_order and name in asked.answers
         ]
         pairs.sort(key=lambda asked: asked.answers[name].when)
         again = {id(asked) for asked in pairs if any(s.is_repeat and s.name == name for s in asked.said.values())}
@@ -212,7 +212,7 @@ class Desk:
         ticket = new_ticket(self._key, question.id, name, is_repeat=is_repeat, swapped=swapped)
         lease = _Lease(client=client, name=name, until=time.monotonic() + LEASE_S)
         self._leases.setdefault(question.id, []).append(lease)
-        sides = [question.left, question.right] if question.kind == "compare" else [question.left]
+        sides = [question.left, question.right] if question.is_pair else [question.left]
         return {
             "question": question.id,
             "ticket": ticket,

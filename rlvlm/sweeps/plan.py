@@ -98,7 +98,7 @@ def app_name(config: RunConfig, folder: Path) -> str:
 def alone_command(config: RunConfig) -> list[str]:
     """Returns the command line that runs `config` without the sweep, except for settings without effect."""
     start = recipe(config.task, has_checkpoint=config.large_policy is not None)
-    start = start.starting_for({"algo.preset": config.preset})
+    start = start.starting_for({"algo.preset": config.algo.preset})
     changed = changed_leaves(replace(start, out=None), replace(config, out=None))
     in_force = {name: value for name, (_, value) in changed.items() if config.why_unused(name) is None}
     return ["rlvlm", "run", config.task, *option_words(in_force)]

@@ -62,7 +62,7 @@ class ItemJudge:
     def answers(self, asked: Sequence[tuple[Item, bool]]) -> list[Verdict | Score]:
         said: list[Verdict | Score] = []
         for item, swapped in asked:
-            if item.kind != "pair":
+            if not item.is_pair:
                 value = self.value(item)
                 status = Status.INVALID if value is None else Status.OK
                 said.append(Score(status=status, value=value, stamp=self.stamp))
@@ -153,7 +153,7 @@ _UNCERTAIN = _FOOLED | {"uncertain"}
 
 def _misread(item: Item, value: float, side: FloatArray) -> float:
     is_right = chance(item, "same third", side[-1]) >= 1 / 3
-    if item.kind == "pair":
+    if item.is_pair:
         return value if is_right else 1 - value
     return 0.9 if item.success == is_right else 0.1
 
@@ -171,7 +171,7 @@ def _at(moment: Callable[[Sequence[float]], float]) -> ItemJudge:
 
 
 def _is_hard(item: Item) -> bool:
-    return abs(item.gap) < _HARD if item.kind == "pair" else item.truth[0] >= 0.5
+    return abs(item.gap) < _HARD if item.is_pair else item.truth[0] >= 0.5
 
 
 PLANTED: Mapping[str, Planted] = {

@@ -35,7 +35,7 @@ def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind:
     settings = EnvConfig(episode_steps=7)
     register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=settings))
     config = recipe(f"recipe_less_{kind}")
-    assert (config.task, config.kind, config.preset) == (f"recipe_less_{kind}", kind, preset)
+    assert (config.task, config.kind, config.algo.preset) == (f"recipe_less_{kind}", kind, preset)
     assert (config.env.episode_steps, config.smoke().kind) == (7, kind)
 
 
@@ -148,7 +148,7 @@ def test_a_preset_sets_estimator_loss_and_rollouts_of_either_kind_and_names_the_
     assert config == override(own, {"algo.preset": preset}), "a sweep and a notebook start from the same"
     assert read_config_text(config_text(config)) == config
     estimator = "gae" if preset == "ppo" else preset
-    assert (config.preset, config.algo.advantage.estimator) == (preset, estimator)
+    assert (config.algo.preset, config.algo.advantage.estimator) == (preset, estimator)
     assert config.reward_name.startswith(f"{estimator}, ")
     assert (config.algo.lr, config.steps) == (own.algo.lr, own.steps), "the recipe's own"
     assert (config.algo.rollout_turns > 0) == (preset == "ppo" and task == "number_line"), "groups are whole episodes"

@@ -1,7 +1,7 @@
 """Hyperparameters of SAC+PEBBLE; imports nothing heavy so that the command line starts at once."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rlvlm.core.checks import Bound, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 
@@ -13,6 +13,9 @@ _GPU_UNITS = 1_024
 class SACConfig:
     """Soft actor-critic (Haarnoja 2018, arXiv:1812.05905) as PEBBLE uses it (Lee 2021, arXiv:2106.05091)."""
 
+    preset: ClassVar[str] = ""
+    num_learners: ClassVar[int] = 0
+    """What other algorithms can set: it has no presets, and learns in the run's own process."""
     hidden: tuple[PositiveInt, ...] = (256, 256)
     """Units of each hidden layer, in actor and critics."""
     actor_lr: PositiveFloat = 3e-4

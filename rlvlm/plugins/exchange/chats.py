@@ -46,7 +46,7 @@ def export_chats(
         UsageError: the folder stores no images, or contains no turns.
         OSError: writing failed.
     """
-    if folder.kind != "turns":
+    if folder.has_chunks:
         what = f"{folder.path} holds {folder.kind} of {folder.task}, and chats are of turns"
         raise UsageError(what, "write a table with --form parquet")
     count, reasons = 0, Counter[str]()

@@ -115,8 +115,8 @@ def entry_of(found: Measured, name: str, questions: Questions) -> dict[str, Any]
     answers: dict[str, Any] = {}
     letters = {str(label or status): letter for letter, (status, label) in _LETTERS.items()}
     for task, given in found.answers.items():
-        pairs = [answer for answer in given if found.made[task].items[answer.item].kind == "pair"]
-        scores = [answer for answer in given if found.made[task].items[answer.item].kind != "pair"]
+        pairs = [answer for answer in given if found.made[task].items[answer.item].is_pair]
+        scores = [answer for answer in given if not found.made[task].items[answer.item].is_pair]
         answers[task] = {"pairs": "".join(letters[answer.label or answer.status] for answer in pairs)}
         if any(answer.p is not None for answer in pairs):
             rounded = [None if answer.p is None else [round(float(p), 4) for p in answer.p] for answer in pairs]
