@@ -87,60 +87,80 @@ class SlurmArguments:
     """Print the script and stop."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What a job runs."""
+
+    words: list[str]
+    """Words after `rlvlm`, or after `python -m rlvlm.run`."""
+    title: str
+    home: Path
+    """Folder of its results, if none is named."""
+    configs: Sequence[RunConfig]
+    lay_out: Callable[[Sequence[Any]], Any]
+    """Places its processes on a job's nodes; raises MachineError if they have too little."""
+
+
+def _run_work(arguments: SlurmArguments, options: Sequence[str], prog: str) -> _Work:
+    """Returns one run."""
+    from rlvlm.runs.placement import layout_of
+
+    words = [arguments.task, *options]
+    config = parse_run(words, f"{prog} --").config
+    if config.out is not None:
+        raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
+    home = default_path(config.task, datetime.now())
+    lay_out = partial(layout_of, config, is_here=False)
+    return _Work(words=words, title=config.title, home=home, configs=[config], lay_out=lay_out)
+
+
+def _sweep_work(arguments: SlurmArguments, options: Sequence[str]) -> _Work:
+    """Returns all runs of a sweep's file."""
+    from rlvlm.runs.placement import place
+
+    if options:
+        raise UsageError(f"a sweep takes no {options[0]}", f"change {arguments.task}, or a copy of it")
+    file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
+    sweep = read_sweep(file)
+    plans = expand(sweep)
+
+    def lay_out(machines: Sequence[Any]) -> None:
+        # all of its judges work at once, with at least one run beside them; fewer cores mean fewer concurrent runs
+        judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
+        started = [role for judge in judges for role in judge.roles if role.name == JUDGE_ROLE]
+        mine = Role(name="a run's own process", gpus=sweep.resources.gpus, setting="resources.gpus of the sweep")
+        for plan in plans:
+            roles = [*started, mine, *(role for role in plan.config.roles if role.name != JUDGE_ROLE)]
+            cpus = sum(role.count * role.cpus for role in roles)
+            place(roles, [replace(node, cpus=max(node.cpus, cpus), gpus=[*node.gpus]) for node in machines])
+
+    words, home = ["sweep", str(file.absolute())], Path("runs/sweeps") / file.stem
+    return _Work(words=words, title=sweep.title, home=home, configs=[plan.config for plan in plans], lay_out=lay_out)
+
+
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `slurm TASK [options] [-- options of the run]`: prints the job's id, and how to follow it."""
     # options before the -- are the job's, those after it the run's
     split = list(words).index("--") if "--" in words else len(words)
     own, options = words[:split], words[split + 1 :]
     arguments = parse(SlurmArguments, own, prog)
-    from rlvlm.runs.networks import main_memory
-    from rlvlm.runs.placement import layout_of, place  # Ray and torch are not needed for help
+    from rlvlm.runs.networks import main_memory  # Ray and torch are not needed for help
 
-    lay_out: Callable[[Sequence[Any]], Any]
     # errors are reported now, not by a job tomorrow
-    if Path(arguments.task).suffix in (".yaml", ".yml"):
-        if options:
-            raise UsageError(f"a sweep takes no {options[0]}", f"change {arguments.task}, or a copy of it")
-        file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
-        sweep = read_sweep(file)
-        plans = expand(sweep)
-        configs = [plan.config for plan in plans]
-
-        def lay_out_sweep(machines: Sequence[Any]) -> None:
-            # all of its judges work at once, with at least one run beside them; fewer cores mean fewer concurrent runs
-            judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
-            started = [role for judge in judges for role in judge.roles if role.name == JUDGE_ROLE]
-            mine = Role(name="a run's own process", gpus=sweep.resources.gpus, setting="resources.gpus of the sweep")
-            for plan in plans:
-                own = [role for role in plan.config.roles if role.name != JUDGE_ROLE]
-                roles = [*started, mine, *own]
-                cpus = sum(role.count * role.cpus for role in roles)
-                place(
-                    roles,
-                    [replace(machine, cpus=max(machine.cpus, cpus), gpus=[*machine.gpus]) for machine in machines],
-                )
-
-        lay_out = lay_out_sweep
-        run_words, title, home = ["sweep", str(file.absolute())], sweep.title, Path("runs/sweeps") / file.stem
-    else:
-        run_words = [arguments.task, *options]
-        config = parse_run(run_words, f"{prog} --").config
-        if config.out is not None:
-            raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
-        configs, lay_out = [config], partial(layout_of, config, is_here=False)
-        title, home = config.title, default_path(config.task, datetime.now())
-    layout = _check_places(arguments.job, lay_out)
+    is_sweep = Path(arguments.task).suffix in (".yaml", ".yml")
+    work = _sweep_work(arguments, options) if is_sweep else _run_work(arguments, options, prog)
+    layout = _check_places(arguments.job, work.lay_out)
     if layout is not None:
-        _check_memory(arguments.job, main_memory(configs[0], layout.roles, layout.where))
-    _check_weights(arguments.job, configs)
-    out = (arguments.out or home).absolute()
+        _check_memory(arguments.job, main_memory(work.configs[0], layout.roles, layout.where))
+    _check_weights(arguments.job, work.configs)
+    out = (arguments.out or work.home).absolute()
     if arguments.show:
-        sys.stdout.write(job_script(arguments.job, out, run_words))
+        sys.stdout.write(job_script(arguments.job, out, work.words))
         return EXIT_DONE
-    script = write_job(arguments.job, out, run_words)
+    script = write_job(arguments.job, out, work.words)
     job = submit(script)
     sys.stdout.write(
-        f"job {job} submitted: {title}\n"
+        f"job {job} submitted: {work.title}\n"
         f"  script  {script}\n"
         f"  follow  tail -F {out}.log\n"
         f"  state   squeue --job {job}\n"

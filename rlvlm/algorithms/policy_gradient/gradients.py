@@ -84,26 +84,7 @@ class Gradients:
         for number in range(num_parts):
             # Learners that gather weights together make equally many passes: the last ones of some have no effect.
             part = parts[number] if number < len(parts) else rows[:1]
-            obs, answers = batch.obs.at(part.tolist()), [batch.answers[row] for row in part.tolist()]
-            now = self._predict(obs, answers, int(batch.lengths[part.tolist()].max()))
-            own = partial(narrow, rows=part, width=now.log_probs.shape[1])
-            old_log_probs, weights, advantages = own(batch.log_probs), own(batch.weights) * scale, own(batch.advantages)
-            mini = losses.MiniBatch(
-                log_probs=now.log_probs,
-                old_log_probs=old_log_probs,
-                weights=weights,
-                is_action=own(batch.is_action),
-                advantages=advantages,
-                action_size=batch.action_size,
-                values=now.values if now.token_values is None else now.token_values,
-                old_values=own(batch.values),
-                returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
-                entropies=now.entropies,
-                reference=None if batch.reference is None else own(batch.reference),
-                obs=obs,
-                answers=answers,
-                extras={name: own(column) for name, column in batch.extras.items()},
-            )
+            mini = self._mini_batch(batch, part, scale)
             policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
             value_loss = value_loss * (len(part) / len(rows))  # a mean over the part, while the policy's is a sum
             # a critic that knows nothing yet would teach the policy its errors
@@ -113,22 +94,13 @@ class Gradients:
                 continue
             total.backward()
             with torch.no_grad():
-                is_token = weights > 0
-                log_ratio = torch.where(is_token, now.log_probs - old_log_probs, 0.0)
-                if gains is not None:
-                    gain = losses.surrogate_gain(log_ratio, advantages.view(len(part), -1), is_token, _GAIN_CLIP)
-                    gains.index_add_(0, batch.slots[part].to(gains.device), gain)
-                # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
-                bound = math.inf if batch.chunk_elements else _LOG_RATIO_BOUND
-                near = log_ratio.clamp(-bound, bound)
-                entropies = log_ratio[:0] if now.entropies is None else now.entropies.detach()
-                looked_at = is_token[: len(entropies)]
-                found = (
-                    policy_loss, value_loss, (near.exp() - 1 - near).sum(), clipped * is_token.sum(),
-                    (log_ratio.exp() - 1).abs().sum(), (entropies * looked_at).sum(), is_token.sum(), len(part),
-                    looked_at.sum(), total,
-                )  # fmt: skip
-                sums += torch.stack([torch.as_tensor(term, device=sums.device).double() for term in found])
+                found = self._measured(batch, part, mini, gains) | {
+                    metrics.UPDATE_POLICY_LOSS: policy_loss,
+                    metrics.UPDATE_VALUE_LOSS: value_loss,
+                    "loss": total,
+                }
+                found[metrics.UPDATE_CLIPPED] = clipped * found["tokens"]
+                sums += torch.stack([torch.as_tensor(found[name], device=sums.device).double() for name in _SUMS])
                 for name, mean in measured.items():
                     own_sums[name] = own_sums.get(name, 0.0) + mean * len(part)
         add_up_gradients(parameters)
@@ -153,6 +125,52 @@ class Gradients:
             metrics.UPDATE_GRADIENT: norm,
             # not summed: a small minibatch leaves some learners without rows, and so without names to sum
             **{f"{OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
+        }
+
+    def _mini_batch(self, batch: Batch, rows: Tensor, scale: float) -> losses.MiniBatch:
+        """Returns `rows` of a batch with the policy's present prediction; weights are multiplied by `scale`."""
+        obs, answers = batch.obs.at(rows.tolist()), [batch.answers[row] for row in rows.tolist()]
+        now = self._predict(obs, answers, int(batch.lengths[rows.tolist()].max()))
+        own = partial(narrow, rows=rows, width=now.log_probs.shape[1])
+        return losses.MiniBatch(
+            log_probs=now.log_probs,
+            old_log_probs=own(batch.log_probs),
+            weights=own(batch.weights) * scale,
+            is_action=own(batch.is_action),
+            advantages=own(batch.advantages),
+            action_size=batch.action_size,
+            values=now.values if now.token_values is None else now.token_values,
+            old_values=own(batch.values),
+            returns=own(batch.returns) if self._has_critic and batch.returns is not None else None,
+            entropies=now.entropies,
+            reference=None if batch.reference is None else own(batch.reference),
+            obs=obs,
+            answers=answers,
+            extras={name: own(column) for name, column in batch.extras.items()},
+        )
+
+    @staticmethod
+    def _measured(batch: Batch, rows: Tensor, mini: losses.MiniBatch, gains: Tensor | None) -> dict[str, Any]:
+        """Returns sums over the tokens of `rows`, by their names in `_SUMS`, without those of losses; adds the gain of
+        each env to `gains`.
+        """
+        is_token = mini.weights > 0
+        log_ratio = torch.where(is_token, mini.log_probs - mini.old_log_probs, 0.0)
+        if gains is not None:
+            gain = losses.surrogate_gain(log_ratio, mini.advantages.view(len(rows), -1), is_token, _GAIN_CLIP)
+            gains.index_add_(0, batch.slots[rows].to(gains.device), gain)
+        # KL(old || new) at each sampled token by k3: r - 1 - log r, r = new / old
+        bound = math.inf if batch.chunk_elements else _LOG_RATIO_BOUND
+        near = log_ratio.clamp(-bound, bound)
+        entropies = log_ratio[:0] if mini.entropies is None else mini.entropies.detach()
+        looked_at = is_token[: len(entropies)]
+        return {
+            metrics.UPDATE_KL: (near.exp() - 1 - near).sum(),
+            metrics.UPDATE_FIRST_RATIO: (log_ratio.exp() - 1).abs().sum(),
+            metrics.UPDATE_ENTROPY: (entropies * looked_at).sum(),
+            "tokens": is_token.sum(),
+            "turns": len(rows),
+            "entropy_tokens": looked_at.sum(),
         }
 
     def _predict(self, obs: Observations, answers: Sequence[Answer], longest: int) -> Prediction:

@@ -14,7 +14,6 @@ from pathlib import Path
 from rich.panel import Panel
 from rich.text import Text
 
-import rlvlm
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, FULL, MachineError, RunError, UsageError
 from rlvlm.core.foreign import visible
@@ -118,7 +117,7 @@ def users_place(error: BaseException) -> str:
     A user's files are those that rlvlm called and that belong neither to it nor to Python and its packages. An error
     from a Ray worker carries its traceback as text, which is parsed too.
     """
-    package = Path(rlvlm.__file__).parent
+    package = Path(__file__).parents[2]
     foreign = (str(package), sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), "<")
     place, is_inside = "", False
     for line in "".join(traceback.format_exception(error)).splitlines():
