@@ -235,10 +235,14 @@ def main(settings: Settings) -> None:
                     sys.stdout.write(f"time is over before {kind} {seed} of {judge} on {task}\n")
                     return
                 start = time.time()
-                if kind == "bench":
-                    found: dict[str, Any] = bench(task, judge, settings.rehearse)
-                else:
-                    found = train(task, judge, seed, shlex.split(settings.run))
+                try:
+                    if kind == "bench":
+                        found: dict[str, Any] = bench(task, judge, settings.rehearse)
+                    else:
+                        found = train(task, judge, seed, shlex.split(settings.run))
+                except RuntimeError as error:  # the next call tries it again
+                    sys.stdout.write(f"no {kind} {seed} of {judge} on {task}: {error}\n")
+                    continue
                 row = {"task": task, "judge": judge, "fault": JUDGES[judge][1], "kind": kind, "seed": seed} | found
                 row["seconds"] = round(time.time() - start)
                 with settings.out.open("a", newline="") as file:
