@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -31,6 +32,7 @@ _WIDE = 5.0
 _MIN_STD = 1e-4
 """Minimum standard deviation of a feature, in its own units; one that varies less counts as constant."""
 _WEIGHT_DECAY = 1e-3
+_PIXELS_COUNT = 16
 MIN_DIFFERENCE = 1e-3
 """Difference between the largest and the smallest outcome below which there is nothing to learn."""
 _MIN_TOLD = 0.1
@@ -45,6 +47,7 @@ class OutcomeValue(Stateful):
         num_features: F, numbers in a row of features.
         seed: seed of weights and minibatches.
         num_flags: number of features, the last ones, that are 0 or 1 and are not scaled.
+        num_pixels: number of features, the first ones, that are an image's, of which many say the same.
         expectile: in (0, 1); above 0.5 the value leans towards the better outcomes that follow a state.
         leaves_out: whether each head is trained without its own share of the episodes, every K-th, so that it can
             predict them without having seen how they ended.
@@ -54,10 +57,10 @@ class OutcomeValue(Stateful):
 
     def __init__(
         self, config: ValueConfig, num_features: int, seed: int, *,
-        num_flags: int = 0, expectile: float = 0.5, leaves_out: bool = False,
+        num_flags: int = 0, num_pixels: int = 0, expectile: float = 0.5, leaves_out: bool = False,
     ) -> None:  # fmt: skip
         self._config, self._expectile, self._leaves_out = config, expectile, leaves_out
-        self._first_flag = num_features - num_flags
+        self._first_flag, self._num_pixels = num_features - num_flags, num_pixels
         self._generator = torch.Generator().manual_seed(seed)
         width = config.hidden
         # forked, so that the policy's random numbers are the same with and without a value
@@ -95,7 +98,7 @@ class OutcomeValue(Stateful):
             return torch.stack([head(scaled)[:, 0].sigmoid() for head in self._network]).numpy()
 
     def learn(
-        self, episodes: Sequence[FloatArray], outcomes: FloatArray, rates: tuple[float, float] = (0.0, 0.0)
+        self, episodes: Sequence[FloatArray], outcomes: NDArray[Any], rates: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         """Adds episodes, if any, drops the oldest ones, and trains for one round.
 
@@ -155,6 +158,8 @@ class OutcomeValue(Stateful):
         self._middle, self._spread = (torch.from_numpy(part(features, axis=0)) for part in (np.mean, np.std))
         # divided by infinity, so that a constant feature is 0 and its noise is not amplified
         self._spread[self._spread < _MIN_STD] = torch.inf
+        # a step of Adam moves the weights of alike pixels alike: together they count as _PIXELS_COUNT other features
+        self._spread[: self._num_pixels] *= max(1.0, self._num_pixels / _PIXELS_COUNT) ** 0.5
         self._middle[self._first_flag :], self._spread[self._first_flag :] = 0.0, 1.0  # other ones may be set later
 
     def _scaled(self, features: FloatArray) -> Tensor:
@@ -173,7 +178,9 @@ class OutcomeValue(Stateful):
         self._outcomes, self._lengths, self._features = (np.array(value) for value in state["memory"])
 
 
-def td_targets(outcomes: FloatArray, lengths: IntArray, values: FloatArray, gamma: float, lam: float) -> FloatArray:
+def td_targets(
+    outcomes: NDArray[Any], lengths: IntArray, values: NDArray[Any], gamma: float, lam: float
+) -> NDArray[Any]:
     """Returns [K, M], the lambda-return of each of M turns, of episodes that are paid their outcome after their last
     turn and nothing before.
 

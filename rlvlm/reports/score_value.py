@@ -22,8 +22,8 @@ from rlvlm.rewards.config import SHAPING_VALUE
 
 _IMAGE_PX = 16
 """Side of the images that a network sees."""
-_NETWORKS = replace(SHAPING_VALUE, lr=3e-3, steps=50, monte_carlo=3)
-_ROUNDS = 6
+_NETWORKS = replace(SHAPING_VALUE, lr=2e-3, steps=50, monte_carlo=3)
+_ROUNDS = 8
 EXPECTILE = 0.7
 """Of the upper value, as in the paper for locomotion."""
 _MIN_KNOWN = 8
@@ -62,7 +62,8 @@ def learn_values(
     columns = []
     for settings, expectile in ((config, 0.5), (replace(config, td_lambda=0.0), EXPECTILE)):
         value = OutcomeValue(
-            settings, given[0].shape[1], seed, num_flags=NUM_GOALS, expectile=expectile, leaves_out=True
+            settings, given[0].shape[1], seed, num_flags=NUM_GOALS, num_pixels=3 * _IMAGE_PX**2,
+            expectile=expectile, leaves_out=True,
         )  # fmt: skip
         value.learn(given, np.array(list(outcomes.values()), np.float32), rates)
         for _ in range(_ROUNDS - 1):

@@ -95,7 +95,7 @@ class JudgedTurns(Stateful):
     def expect(self, asked: Sequence[tuple[ScoringItem, Score]]) -> None:
         """Takes known items and the judge's scores of them, before the run, as what it is to be held to."""
         answered = [(item, score) for item, score in asked if score.value is not None and item.is_success is not None]
-        known = [(item, score.value) for item, score in answered]
+        known = [(item, float(score.value or 0.0)) for item, score in answered]
         self.monitor.expect([value for _, value in known], [bool(item.is_success) for item, _ in known])
         for truth in (False, True):
             values = [self._value(score) for item, score in answered if bool(item.is_success) is truth]

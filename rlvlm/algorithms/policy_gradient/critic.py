@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlvlm.algorithms.outcome_value import OutcomeValue
 from rlvlm.core import metrics
@@ -56,9 +57,10 @@ class Critic(Stateful):
         self._env, self._episode_steps = env, episode_steps or env.episode_steps
         self._asked = {text: index for index, text in enumerate(getattr(env, "instructions", ()))}
         num_flags = len(self._asked) or NUM_GOALS
-        size = 3 * _IMAGE_PX**2 if self._is_drawn else self._seen(nothing).shape[1]
+        num_pixels = 3 * _IMAGE_PX**2 if self._is_drawn else 0
+        size = num_pixels or self._seen(nothing).shape[1]
         size += getattr(env, "proprio_size", 0) + 1 + num_flags
-        self._value = OutcomeValue(config, size, seed, num_flags=num_flags)
+        self._value = OutcomeValue(config, size, seed, num_flags=num_flags, num_pixels=num_pixels)
         self._pending: list[tuple[FloatArray, float, bool]] = []
         """Features of finished episodes that it has not learned from, their outcomes, and their true ones."""
         self._latest: dict[str, float] = {}
@@ -88,7 +90,7 @@ class Critic(Stateful):
         self._value.learn(features, scores)
         return filled
 
-    def note(self, episodes: Sequence[TokenEpisode], outcomes: FloatArray) -> None:
+    def note(self, episodes: Sequence[TokenEpisode], outcomes: NDArray[Any]) -> None:
         """Keeps finished episodes, to learn from after the next `shape`; `outcomes` [E] that are NaN are unknown."""
         self._pending += [
             (self._features_of(episode)[:-1], outcome, episode.is_success)
@@ -109,12 +111,12 @@ class Critic(Stateful):
             scale: reward of a success minus that of a failure.
             rates: as in `OutcomeValue.learn`.
         """
-        shaped, added = list(episodes), [np.zeros(1)]
+        shaped, added = list(episodes), [np.zeros(1, np.float32)]
         if self.tells_apart:
             for number, episode in enumerate(episodes):
                 values = self._value.predict(self._features_of(episode)[-len(episode) - 1 :]).mean(0)
-                added.append(scale * shaping_rewards(values, episode.terminated, gamma))
-                shaped[number] = replace(episode, rewards=(episode.rewards + added[-1]).astype(np.float32))
+                added.append((scale * shaping_rewards(values, episode.terminated, gamma)).astype(np.float32))
+                shaped[number] = replace(episode, rewards=episode.rewards + added[-1])
         self._latest = {metrics.VALUE_SHAPING: float(np.abs(np.concatenate(added)).mean())}
         if self._pending:
             features, outcomes, truths = zip(*self._pending, strict=True)
@@ -175,7 +177,7 @@ def goal_flags(goal: str) -> FloatArray:
     return np.eye(NUM_GOALS, dtype=np.float32)[sha256(goal.encode()).digest()[0] % NUM_GOALS]
 
 
-def shaping_rewards(values: FloatArray, is_end: bool, gamma: float) -> FloatArray:
+def shaping_rewards(values: NDArray[Any], is_end: bool, gamma: float) -> NDArray[Any]:
     """Returns [T], what each turn is paid for the change of the potential V: gamma V(s') - V(s).
 
     Args:
