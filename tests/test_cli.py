@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_run import box_words
 
-from rlvlm.cli import main
+from rlvlm.cli import COMMANDS, main
 from rlvlm.core.guests import with_guests
 from rlvlm.core.judging import Query
 from rlvlm.demonstrations.folder import create_folder
@@ -245,6 +245,19 @@ def test_light_commands_load_neither_torch_nor_ray(line: str) -> None:
     child = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, env=os.environ)
     assert child.returncode == 0, child.stderr
     assert "Usage" in child.stdout or "usage" in child.stdout or "rlvlm" in child.stdout or "task:" in child.stdout
+
+
+@pytest.mark.slow
+def test_a_wrong_name_is_refused_before_torch_and_ray_are_imported() -> None:
+    lines = [f"{name} nowhere" for name in COMMANDS.keys() - {"doctor"}]
+    lines += [f"labels {form} nowhere" for form in ("show", "export", "ask")] + ["serve nowhere.yaml", "sweep no.yaml"]
+    code = (
+        "import sys\nfrom rlvlm.cli import main\nfor line in sys.argv[1:]:\n    code = main(line.split())\n"
+        "    loaded = {'torch', 'ray'} & set(sys.modules)\n    print(line, code, loaded)\n"
+        "    assert code == 2 and not loaded\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code, *lines], capture_output=True, text=True, env=os.environ)
+    assert child.returncode == 0, child.stdout
 
 
 @pytest.mark.slow

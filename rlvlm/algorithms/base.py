@@ -224,11 +224,13 @@ class BaseAlgorithm(Algorithm):
         """Env steps so far, of all envs together, without those of demonstrations."""
         return self._stats.env_steps
 
-    def prepare(self, log: Callable[[str], None]) -> bool:
+    def prepare(self, log: Callable[[str], None], unfinished: Path | None = None) -> bool:
         """Runs before the first round of a new run: does nothing unless there is a supervised start.
 
         Args:
             log: receives progress messages.
+            unfinished: folder for a supervised start that `log` stops with a `StoppedEarly`, or stopped before, which
+                then continues exactly; None: it is lost.
 
         Returns:
             Whether the policy was trained already: the run then evaluates it at step 0 and saves it.

@@ -123,8 +123,6 @@ class Imitator(Stateful):
                     f"the loss of update {self.num_updates} of the supervised start is {loss}",
                     "start anew with a smaller --sft.lr",
                 )
-            if self.num_updates % sft.log_every == 0:
-                self._log(f"supervised start: update {self.num_updates} of {sft.updates}, loss {self.loss:.3f}")
         self.policy.forget_stale_images()
         return self.loss
 

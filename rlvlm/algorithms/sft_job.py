@@ -4,7 +4,6 @@ The job's folder contains its newest checkpoint in `algorithm/`, from which it r
 with replies also `sft.json`, see `sft_folders`.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import gymnasium as gym
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import quiet_rllib
-from rlvlm.algorithms.checkpoint import MANIFEST, load_policy_file, load_tree, save_tree
 from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
-from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
+from rlvlm.algorithms.policy_gradient.supervised_start import Imitation, Lessons
 from rlvlm.algorithms.sft_folders import (
     SFTManifest,
     read_sft_manifest,
@@ -28,6 +25,7 @@ from rlvlm.algorithms.sft_folders import (
 )
 from rlvlm.algorithms.sft_replies import validate
 from rlvlm.core import metrics
+from rlvlm.core.console.signals import StoppedEarly
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vlm.config import BUCKET_MIB
@@ -53,6 +51,7 @@ def run_sft(
     Raises:
         UsageError: the demonstrations are unusable, or differ from those of an earlier job.
         CorruptCheckpoint: that job's checkpoint is corrupt.
+        StoppedEarly: `log` did, and the job can continue after its last update.
         RunError: a learner failed, or the loss is not finite.
     """
     kind = ROLLOUTS[config.kind]
@@ -93,24 +92,25 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
     config: TokenConfig, learners: Learners[TokenLearner], policy: Any, lessons: Lessons, checkpoint: Path,
     save_every: int, log: Callable[[str], None],
 ) -> dict[str, float]:  # fmt: skip
-    """Makes all remaining updates, with a checkpoint after each `save_every`; returns the last metrics."""
-    sft, tree = config.sft, None
-    measured = dict(lessons.measured)
-    if (checkpoint / MANIFEST).exists():
-        tree = load_tree(checkpoint)
-        policy.load_trained_state(load_policy_file(checkpoint).weights)
-        measured |= tree["measured"]
-        log(f"going on after update {tree['imitation']['num_updates']} of {sft.updates}")
-    learners.begin_as(policy, _BUCKET_BYTES)
-    learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights, tree and tree["imitation"])
-    done = tree["imitation"]["num_updates"] if tree else 0
-    began = time.monotonic() - measured.get(metrics.SFT_WALL_S, 0)
-    while done < sft.updates:
-        done = min(done + save_every, sft.updates)
-        measured[metrics.SFT_LOSS] = learners.call("imitator.train", done)
+    """Makes all remaining updates, with a checkpoint after each `save_every`; returns the last metrics.
+
+    Raises:
+        StoppedEarly: `log` did, and a checkpoint was saved.
+    """
+    sft = config.sft
+    imitation = Imitation(
+        learners=learners, policy=policy, lessons=lessons, sft=sft, bucket_bytes=_BUCKET_BYTES, folder=checkpoint,
+        log=log,
+    )  # fmt: skip
+    measured = imitation.measured
+    while imitation.done < sft.updates:
+        try:
+            imitation.train(min(imitation.done - imitation.done % save_every + save_every, sft.updates))
+        except StoppedEarly:
+            imitation.save()
+            raise
         learners.sync_to(policy, _BUCKET_BYTES)
-        measured[metrics.SFT_WALL_S] = time.monotonic() - began
-        line = f"update {done} of {sft.updates}, loss {measured[metrics.SFT_LOSS]:.3f}"
+        line = f"update {imitation.done} of {sft.updates}, loss {measured[metrics.SFT_LOSS]:.3f}"
         if lessons.held_out:
             env = make_env(config.task, config.env_settings.for_demonstrations(), 0)
             engine = PolicyEngine(policy, sft.batch_size)
@@ -120,7 +120,6 @@ def _train(  # noqa: PLR0913, PLR0917 - what `run_sft` has put together
                 f"; held out: loss {measured[metrics.SFT_HELD_OUT_LOSS]:.3f}, "
                 f"{measured[metrics.SFT_EXACT_ACTION]:.0%} of actions as demonstrated"
             )
-        state = {"imitation": learners.call("imitator.get_state"), "measured": measured}
-        save_tree(checkpoint, state, policy_file(policy))
+        imitation.save()
         log(line)
     return measured

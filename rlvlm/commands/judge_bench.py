@@ -57,7 +57,11 @@ def command(words: Sequence[str], prog: str) -> int:
 
 
 def _check_suite(suite: str, *, trust: bool) -> None:
-    """Raises UsageError if a file of hacked episodes names code that is not trusted."""
+    """Raises UsageError if there is no such suite, or a file of hacked episodes names code that is not trusted."""
+    if not Path(suite).is_file():
+        from rlvlm.judge_bench.suites import find_suite
+
+        find_suite(suite)  # a wrong name is reported before matplotlib and more are imported
     if suite.endswith(".json"):
         from rlvlm.demonstrations.evaluations import is_evaluation  # numpy
         from rlvlm.judge_bench.hacked import read_suite

@@ -68,7 +68,8 @@ def command(words: Sequence[str], prog: str) -> int:
         with folder.locked():  # not while the run works: its folder would no longer describe it
             write_settings(folder.path / "config.yaml", config_text(config), config)
     if newest is None:
-        sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0\n")
+        kept = ", with the supervised updates that it made" if folder.unfinished_start.exists() else ""
+        sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0{kept}\n")
     from rlvlm.pages.run import write_run_pages
     from rlvlm.runs.train import resume_run
 

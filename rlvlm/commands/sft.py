@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -13,7 +13,8 @@ import tyro
 from rlvlm.algorithms.sft_config import JobConfig
 from rlvlm.commands.arguments import task_first
 from rlvlm.core.console.arguments import parse, print_progress, value_of
-from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.console.signals import StoppedEarly, StopRequest
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
 from rlvlm.envs.registry import check_env_settings
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
@@ -73,11 +74,23 @@ def command(words: Sequence[str], prog: str) -> int:
     from rlvlm.runs.ray_session import ray_session
 
     print_progress(f"{run.sft.updates:,} updates into {arguments.out}")
-    learns_here = not run.num_learners
-    session = nullcontext() if learns_here else ray_session(None, num_workers=run.num_learners, log=print_progress)
-    with session:
+    with StopRequest() as stop, ExitStack() as stack:
+
+        def log(line: str) -> None:
+            print_progress(line)
+            if stop:
+                raise StoppedEarly
+
+        stop.log = print_progress
+        if run.num_learners:
+            stack.enter_context(ray_session(None, num_workers=run.num_learners, log=print_progress))
+            stop.take_over()
         settings: Any = algorithm_settings(run, make_judge=None)
-        measured = run_sft(settings, arguments.job.save_every, arguments.out, print_progress)
+        try:
+            measured = run_sft(settings, arguments.job.save_every, arguments.out, log)
+        except StoppedEarly:
+            print_progress(f"{stop.signal_name}: stopped; the same command goes on")
+            return EXIT_PREEMPTED
     numbers = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} {value:.3f}" for name, value in measured.items())
     sys.stdout.write(f"{arguments.out}: {numbers}\n")
     sys.stdout.write(f"train on from it: rlvlm run {task} --sft.start-from {shlex.quote(str(arguments.out))}\n")

@@ -103,26 +103,25 @@ class _Work:
 
 def _run_work(arguments: SlurmArguments, options: Sequence[str], prog: str) -> _Work:
     """Returns one run."""
-    from rlvlm.runs.placement import layout_of
-
     words = [arguments.task, *options]
     config = parse_run(words, f"{prog} --").config
     if config.out is not None:
         raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
     home = default_path(config.task, datetime.now())
+    from rlvlm.runs.placement import layout_of  # torch and Ray, after all that a user may get wrong
+
     lay_out = partial(layout_of, config, is_here=False)
     return _Work(words=words, title=config.title, home=home, configs=[config], lay_out=lay_out)
 
 
 def _sweep_work(arguments: SlurmArguments, options: Sequence[str]) -> _Work:
     """Returns all runs of a sweep's file."""
-    from rlvlm.runs.placement import place
-
     if options:
         raise UsageError(f"a sweep takes no {options[0]}", f"change {arguments.task}, or a copy of it")
     file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
     sweep = read_sweep(file)
     plans = expand(sweep)
+    from rlvlm.runs.placement import place  # torch and Ray, after all that a user may get wrong
 
     def lay_out(machines: Sequence[Any]) -> None:
         # all of its judges work at once, with at least one run beside them; fewer cores mean fewer concurrent runs
@@ -144,13 +143,13 @@ def command(words: Sequence[str], prog: str) -> int:
     split = list(words).index("--") if "--" in words else len(words)
     own, options = words[:split], words[split + 1 :]
     arguments = parse(SlurmArguments, own, prog)
-    from rlvlm.runs.networks import main_memory  # Ray and torch are not needed for help
-
     # errors are reported now, not by a job tomorrow
     is_sweep = Path(arguments.task).suffix in (".yaml", ".yml")
     work = _sweep_work(arguments, options) if is_sweep else _run_work(arguments, options, prog)
     layout = _check_places(arguments.job, work.lay_out)
     if layout is not None:
+        from rlvlm.runs.networks import main_memory
+
         _check_memory(arguments.job, main_memory(work.configs[0], layout.roles, layout.where))
     _check_weights(arguments.job, work.configs)
     out = (arguments.out or work.home).absolute()

@@ -70,6 +70,8 @@ class RunFolder:
         self.samples = JsonLines(path / "judge_panel.jsonl", "used_step", ENV_STEPS)
         self.fooled = JsonLines(path / "fooled.jsonl", ENV_STEPS)
         self.checkpoints = checkpoint_store(path / "checkpoints", keep_checkpoints)
+        self.unfinished_start = self.checkpoints.path / "supervised_start"
+        """Checkpoint of a supervised start that was stopped, before there is one of the run."""
         self.plots = path / "plots"
         self.videos = path / "videos"
         self.tensorboard = path / "tensorboard"

@@ -1,5 +1,6 @@
 """The training of a run, from its first step or a checkpoint to its last step or a stop signal."""
 
+import shutil
 import time
 import traceback
 from collections import deque
@@ -12,11 +13,12 @@ from pathlib import Path
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
 
 from rlvlm.algorithms.base import BaseAlgorithm
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, check_folder
 from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
-from rlvlm.core.console.signals import StopRequest
+from rlvlm.core.console.signals import StoppedEarly, StopRequest
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, FULL, JudgeUnavailable, MachineError, NumericsError, RunError
 from rlvlm.judge_bench.preflight import JudgeRefused
@@ -62,15 +64,8 @@ Listener = Callable[[RunFolder], None]
 """Called with the folder of a run that has ended or stopped, its tables complete: draws its pages, for example."""
 
 
-class StoppedEarly(Exception):  # noqa: N818 - no error
-    """A signal stopped the run before there was anything to save."""
-
-
 _SAVES = "finishing what is under way, then saving"
-_SAVES_NOTHING = (
-    "stopping the start of the run, of which nothing is kept unless it is done first: demonstrations and supervised "
-    "updates are made anew"
-)
+_STARTS = "stopping the start of the run, of which supervised updates are kept and all else is made anew"
 """What a run does at a signal, while it trains and while it starts."""
 
 
@@ -154,8 +149,15 @@ class Training:
             if stop:
                 raise StoppedEarly
 
+        unfinished = self._folder.unfinished_start
         try:
-            is_started = self._algorithm.prepare(log)
+            if unfinished.exists():
+                check_folder(unfinished)
+        except CorruptCheckpoint as error:
+            self._console.line(f"the supervised start is made anew: {error}")
+            shutil.rmtree(unfinished)
+        try:
+            is_started = self._algorithm.prepare(log, unfinished)
         except JudgeRefused as error:
             error.fix = f"look closer: {bench_command(self._config)}\n{error.fix}"
             raise
@@ -167,6 +169,8 @@ class Training:
             self._try_to_save(is_best)
             self._recent.clear()  # remaining time is estimated from training rounds alone
             self._recent.append((self.state.wall_s, self.state.env_steps))
+        if any(self._folder.checkpoints.newest_first()):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def advance(self) -> None:
         """Runs one round: train, evaluate, log; saves if a checkpoint is due, as at the last step."""
@@ -470,7 +474,7 @@ def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
         # inside the lock, so that its files in the folder belong to this run
         stack.enter_context(convert_errors(folder))
         checkpoint = choose_sound(folder.checkpoints.newest_first(), console)
-        stop.promise = _SAVES_NOTHING if checkpoint is None else _SAVES
+        stop.promise = _STARTS if checkpoint is None else _SAVES
         try:
             with open_training(folder, config, checkpoint, console, stop, listener) as training:
                 try:
@@ -486,10 +490,9 @@ def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
                 training.finish("done" if training.is_over else stop.signal_name)
                 is_done = training.is_over
         except StoppedEarly:
-            console.line(
-                f"stopped before there was anything to save; start over with: {folder.resume_command}\n"
-                "a long supervised start can be saved as it goes: rlvlm sft, then --sft.start-from its folder"
-            )
+            is_kept = folder.unfinished_start.exists()
+            what = "saved the supervised start; go on" if is_kept else "nothing was there to save; start over"
+            console.line(f"stopped early: {what} with: {folder.resume_command}")
             return EXIT_PREEMPTED
         print_summary(folder, console)
     return EXIT_DONE if is_done else EXIT_PREEMPTED

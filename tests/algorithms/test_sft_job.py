@@ -18,6 +18,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_job import run_sft
 from rlvlm.cli import main
 from rlvlm.core import metrics
+from rlvlm.core.console.signals import StoppedEarly
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.registry import make_env, task_env
@@ -57,7 +58,7 @@ def weights_of(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "algorithm" / "policy.safetensors")
 
 
-class Stopped(Exception):
+class Killed(Exception):
     """In the place of kill -9, after a checkpoint."""
 
 
@@ -67,11 +68,14 @@ def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
     whole = run_sft(config, 4, tmp_path / "whole", lines.append)
 
     def stop(line: str) -> None:
+        if line.startswith("supervised start: update 1 of 8"):
+            raise StoppedEarly
         if line.startswith("update 4 of 8"):
-            raise Stopped
+            raise Killed
 
-    with pytest.raises(Stopped):
-        run_sft(config, 4, tmp_path / "parts", stop)
+    for cause in (StoppedEarly, Killed):
+        with pytest.raises(cause):
+            run_sft(config, 4, tmp_path / "parts", stop)
     parts = run_sft(config, 4, tmp_path / "parts", lines.append)
     assert "going on after update 4 of 8" in lines
     clocks = {metrics.SFT_WALL_S: 0.0}

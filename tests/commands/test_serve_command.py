@@ -8,8 +8,8 @@ from rich.console import Console
 from tiny_run import box_words
 
 from rlvlm.cli import main
-from rlvlm.commands import serve
-from rlvlm.commands.serve import REPORT_S, Progress
+from rlvlm.commands import served_apps
+from rlvlm.commands.served_apps import REPORT_S, Progress
 from rlvlm.core.errors import UsageError
 from rlvlm.serving.app_file import AppFile, find_app
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 def started(monkeypatch) -> list[AppFile]:
     """The files that would have been started."""
     files: list[AppFile] = []
-    monkeypatch.setattr(serve, "serve_apps", lambda file, **options: files.append(file) or 0)
+    monkeypatch.setattr(served_apps, "serve_apps", lambda file, **options: files.append(file) or 0)
     monkeypatch.chdir("/")  # the checkout's own folder of apps is found from anywhere
     return files
 
@@ -86,18 +86,18 @@ def test_a_port_in_use_and_a_loose_token_are_reported_before_anything_starts(tmp
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file = find_app("pocket").with_options(port=taken.getsockname()[1], token_file=str(token))
         with pytest.raises(MachineError, match="is taken"):
-            serve.serve_apps(file)
+            served_apps.serve_apps(file)
     with pytest.raises(MachineError, match="yours alone"):
-        serve.serve_apps(file)
+        served_apps.serve_apps(file)
     with pytest.raises(MachineError, match="media root /nowhere is not a folder"):
-        serve.serve_apps(file.with_options(media_root="/nowhere"))
+        served_apps.serve_apps(file.with_options(media_root="/nowhere"))
 
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     """Its one number is the time."""
     now = [1_000.0]
-    monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(served_apps.time, "monotonic", lambda: now[0])
     return now
 
 

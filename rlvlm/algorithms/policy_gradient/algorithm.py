@@ -48,10 +48,11 @@ from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
-from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
+from rlvlm.algorithms.policy_gradient.supervised_start import Imitation, Lessons
 from rlvlm.algorithms.runner_group import check_places
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
+from rlvlm.core.console.signals import StoppedEarly
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import RunError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
@@ -175,12 +176,13 @@ class PolicyGradient(BaseAlgorithm):
             self._stats.note(watched)
         self.log_round()
 
-    def prepare(self, log: Callable[[str], None] = logger.info) -> bool:
+    def prepare(self, log: Callable[[str], None] = logger.info, unfinished: Path | None = None) -> bool:
         """Tests the judge on known episodes, and gives the policy its supervised start, once; the loss's reference is
         the policy after it.
 
         Args:
             log: receives progress messages.
+            unfinished: see the base method.
 
         Returns:
             Whether the policy can already act.
@@ -195,7 +197,7 @@ class PolicyGradient(BaseAlgorithm):
         self.source.scorer_noise = found.get(metrics.JUDGE_PREFLIGHT_NOISE, self.source.scorer_noise)
         # the supervised start needs the learners' memory, as an update does
         with self._engine_asleep():
-            measured = self.rollouts.start(self._viewer, partial(self._imitate, log=log), log)
+            measured = self.rollouts.start(self._viewer, partial(self._imitate, folder=unfinished, log=log), log)
             if not measured:
                 self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
             self.learners.call_all("begin")
@@ -204,18 +206,22 @@ class PolicyGradient(BaseAlgorithm):
         self._is_prepared = True
         return self.rollouts.can_act
 
-    def _imitate(self, lessons: Lessons, log: Callable[[str], None]) -> float:
-        """Has the learners imitate demonstrations with their weights; the sampling policy in this process follows.
-        Returns the last loss.
-        """
-        self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
+    def _imitate(self, lessons: Lessons, folder: Path | None, log: Callable[[str], None]) -> dict[str, float]:
+        """Has the learners imitate demonstrations, see `Learn`; `folder` is the base method's `unfinished`."""
         if self.learner is not None:
             self.learner.log = log  # learners elsewhere write to the run's log
-        sft = self.config.sft
-        self.learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights)
-        loss = self.learners.call("imitator.train", sft.updates)
+        imitation = Imitation(
+            learners=self.learners, policy=self.policy, lessons=lessons, sft=self.config.sft,
+            bucket_bytes=self.rollouts.bucket_bytes, folder=folder, log=log,
+        )  # fmt: skip
+        try:
+            imitation.train(self.config.sft.updates)
+        except StoppedEarly:
+            if folder is not None:
+                imitation.save()
+            raise
         self._sync_weights()
-        return loss
+        return imitation.measured
 
     def _learn_from(self, episodes: Sequence[TokenEpisode], done: int) -> None:
         """Credits `episodes` and updates the policy with them, `done` env steps into the run; does nothing if empty."""

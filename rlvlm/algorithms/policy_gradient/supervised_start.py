@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlvlm.algorithms.checkpoint import MANIFEST, load_policy_file, load_tree, save_tree
+from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
-from rlvlm.algorithms.policy_gradient.player import load_vlm, take_vla
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.policy_gradient.player import load_vlm, policy_file, take_vla
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import read_demonstrations
@@ -44,9 +47,75 @@ class Lessons:
     """Metrics of the demonstrations, by names in `rlvlm.core.metrics`."""
 
 
-Learn = Callable[[Lessons], float]
+_PART_S = 5.0
+"""Seconds of updates between two messages at most, if an update takes less: a signal is only heeded then."""
+Learn = Callable[[Lessons], dict[str, float]]
 """Function that has the learners imitate the demonstrations, after which this process's policy has their weights;
-returns the last loss."""
+returns the last loss, the seconds and the metrics of the demonstrations, by names in `rlvlm.core.metrics`."""
+
+
+class Imitation:
+    """Imitation of demonstrations by all learners, which continues exactly where an earlier one stopped.
+
+    Args:
+        learners: learners that imitate.
+        policy: policy of this process; receives an earlier one's weights, and the learners' when it is saved.
+        lessons: demonstrations; the same as an earlier one's.
+        sft: settings of the supervised start.
+        bucket_bytes: size of the parts in which weights are sent.
+        folder: folder of its checkpoint, of which there is one if an earlier one stopped; None: it is never saved.
+        log: receives progress messages; may raise to stop it, between two updates.
+
+    Raises:
+        UsageError: the demonstrations are unusable, or differ from those of the earlier one.
+        CorruptCheckpoint: the checkpoint is corrupt.
+    """
+
+    def __init__(  # noqa: PLR0913 - all that a supervised start depends on
+        self, *, learners: Learners[TokenLearner], policy: Any, lessons: Lessons, sft: Any, bucket_bytes: int,
+        folder: Path | None, log: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._learners, self._policy, self._sft, self._log = learners, policy, sft, log
+        self._folder, self._bucket_bytes = folder, bucket_bytes
+        self.measured, self.done, before = dict(lessons.measured), 0, None
+        if folder is not None and (folder / MANIFEST).exists():
+            tree = load_tree(folder)
+            policy.load_trained_state(load_policy_file(folder).weights)
+            before, self.done = tree["imitation"], tree["imitation"]["num_updates"]
+            self.measured |= tree["measured"]
+            log(f"going on after update {self.done} of {sft.updates}")
+        learners.begin_as(policy, bucket_bytes)
+        learners.call_all("begin_imitation", lessons.shown, sft, lessons.weights, before)
+
+    def train(self, until: int) -> None:
+        """Makes the updates up to number `until`, with messages: after the first, then after `log_every` of them, or as
+        many as take `_PART_S`.
+
+        Raises:
+            NumericsError: the loss is not finite.
+        """
+        first, began = self.done, time.monotonic()
+        spent_s, part = self.measured.get(metrics.SFT_WALL_S, 0.0), 1
+        while True:
+            self.done = max(self.done, min(until, self.done + part))
+            loss, took_s = self._learners.call("imitator.train", self.done), time.monotonic() - began
+            self.measured |= {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: spent_s + took_s}
+            if self.done >= until:
+                return
+            self._log(f"supervised start: update {self.done} of {self._sft.updates}, loss {loss:.3f}")
+            every, at_once = self._sft.log_every, int(_PART_S * (self.done - first) / took_s)
+            part = max(1, min(every - self.done % every, at_once))
+
+    def save(self) -> None:
+        """Writes the checkpoint, in place of an earlier one.
+
+        Raises:
+            MachineError: the disk is full or cannot be written.
+        """
+        assert self._folder is not None, "only called where there is one"
+        self._learners.sync_to(self._policy, self._bucket_bytes)
+        state = {"imitation": self._learners.call("imitator.get_state"), "measured": self.measured}
+        save_tree(self._folder, state, policy_file(self._policy))
 
 
 def start(
@@ -74,10 +143,8 @@ def start(
         log(f"starting from the policy of {folder}")
         kind.take(config, policy, env, folder, log)
         return {}, ()
-    lessons, began = kind.gather(config, policy, env, log), time.monotonic()
-    loss = learn(lessons)
-    measured = {metrics.SFT_LOSS: loss, metrics.SFT_WALL_S: time.monotonic() - began}
-    return {**lessons.measured, **measured}, lessons.held_out
+    lessons = kind.gather(config, policy, env, log)
+    return learn(lessons), lessons.held_out
 
 
 def take_turns(

@@ -135,7 +135,7 @@ class SACPebble(BaseAlgorithm):
         self._relabelling = Relabelling(self.learner.replay)
         self._stats = TrainingStats()
 
-    def prepare(self, log: Callable[[str], None]) -> bool:
+    def prepare(self, log: Callable[[str], None], unfinished: Path | None = None) -> bool:  # noqa: ARG002 - no start
         """Tests the judge on known pairs if configured; nothing is trained."""
         config = self.config
         preflight_on_pairs(config.reward_setup, config.task, config.env_settings, config.seed, log)

@@ -19,6 +19,10 @@ REPEAT_S = 0.5
 """Time within which the same signal is the same request, seconds: `timeout` signals its child, then the whole group."""
 
 
+class StoppedEarly(Exception):  # noqa: N818 - no error
+    """A signal stopped a run or a job in the middle of what is done in one piece, such as the start of a run."""
+
+
 class StopRequest:
     """Whether a signal has asked the run to stop, as a context manager: the handlers are set while it is open.
 

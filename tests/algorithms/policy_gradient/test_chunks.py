@@ -16,6 +16,7 @@ from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, chunk_defau
 from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla, take_vla
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
+from rlvlm.core.console.signals import StoppedEarly
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score
@@ -120,6 +121,25 @@ def test_a_collected_folder_teaches_the_same_as_the_runs_own_demonstrations(buil
     for mine, theirs in zip(reading.policy.parameters(), playing.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert reading.report()[metrics.SFT_DEMONSTRATIONS] == 20
+
+
+def test_a_supervised_start_that_was_stopped_ends_as_one_that_was_not(build: Build, tmp_path: Path) -> None:
+    def stop(line: str) -> None:
+        if line.startswith("supervised start: update "):
+            raise StoppedEarly
+
+    whole, stopped, resumed = (build() for _ in range(3))
+    whole.prepare(lambda line: None)
+    with pytest.raises(StoppedEarly):
+        stopped.prepare(stop, tmp_path / "start")
+    told: list[str] = []
+    resumed.prepare(told.append, tmp_path / "start")
+    assert "going on after update 1 of 60" in told
+    for algorithm in (whole, resumed):
+        algorithm.train()
+    assert numbers(resumed) == numbers(whole)
+    for one, other in zip(resumed.policy.parameters(), whole.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_run_begins_with_the_policy_of_another(build: Build, tmp_path: Path) -> None:
