@@ -91,7 +91,7 @@ def command(words: Sequence[str], prog: str) -> int:
         "export": (ExportLabelsArguments, export),
         "ask": (AskArguments, ask),
     }
-    return run_form(words, prog, forms)
+    return run_form(words, prog, forms, {"import": "Import other people's labels into a label store."})
 
 
 def import_labels(words: Sequence[str], prog: str) -> int:

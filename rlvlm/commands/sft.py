@@ -82,8 +82,8 @@ def command(words: Sequence[str], prog: str) -> int:
                 raise StoppedEarly
 
         stop.log = print_progress
-        if run.num_learners:
-            stack.enter_context(ray_session(None, num_workers=run.num_learners, log=print_progress))
+        if run.algo.num_learners:
+            stack.enter_context(ray_session(None, num_workers=run.algo.num_learners, log=print_progress))
             stop.take_over()
         settings: Any = algorithm_settings(run, make_judge=None)
         try:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import tyro
@@ -64,19 +65,26 @@ def print_progress(line: str) -> None:
     sys.stderr.write(f"{visible(line)}\n")
 
 
-def run_form(words: Sequence[str], prog: str, forms: Mapping[str, tuple[type, Callable[..., str]]]) -> int:
+def run_form(
+    words: Sequence[str],
+    prog: str,
+    forms: Mapping[str, tuple[type, Callable[..., str]]],
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Runs a command with several forms, such as `labels show`, and prints the result. Guests' forms are run before.
 
     Args:
         words: the name of a form first, then its own arguments.
         prog: the command as the user called it.
         forms: arguments and function by name; the function returns the text to print.
+        others: what further forms do, by name; the caller has run these.
 
     Raises:
         UsageError: there is no such form, or a value breaks a rule.
     """
     wanted = words[0] if words else ""
     about = {name: (kind.__doc__ or "").splitlines()[0] for name, (kind, _) in forms.items()}
+    about |= others
     about |= {name: command.text for name, command in forms_of(prog.rpartition(" ")[2]).items()}
     if wanted in HELP:
         lines = [f"  {prog} {name:8} {text}" for name, text in about.items()]

@@ -38,13 +38,13 @@ def test_labels_follow_episodes_and_frames_through_the_import(form: str, tmp_pat
     label(source, form, tmp_path / "labels.parquet")
     folder, _ = take(source, form, tmp_path / "shown", stride=CHUNK_STEPS, unlike=True)  # pyright: ignore[reportArgumentType]
     lengths = [len(record.arrays["actions"]) for record in folder.episodes()]
-    weights = folder_weights(folder.path, str(tmp_path / "labels.parquet"), lengths, "progress", 0.5)
+    weights = folder_weights(folder.path, str(tmp_path / "labels.parquet"), lengths, "progress", 0.5, 1)
     gains, falls = weights.values[: lengths[0]], weights.values[lengths[0] :]
     # chunks begin at 0, 8 and 16: progress 0, .8, 1 and then 1, .6, .17
     assert (gains > 0).all() and (falls == 0).all()
-    filtered = folder_weights(folder.path, str(tmp_path / "labels.parquet"), lengths, "filter", 0.5)
+    filtered = folder_weights(folder.path, str(tmp_path / "labels.parquet"), lengths, "filter", 0.5, 1)
     assert (filtered.values[: lengths[0]] > 0).all() and (filtered.values[lengths[0] :] == 0).all()
     for file in (folder.path / "arrays").glob("*.npz"):  # imported from other data
         np.savez(file, **{**dict(np.load(file)), "source_digest": np.array("0" * 64)})
     with pytest.raises(UsageError, match="has labels of other data"):
-        folder_weights(folder.path, str(tmp_path / "labels.parquet"), lengths, "filter", 0.5)
+        folder_weights(folder.path, str(tmp_path / "labels.parquet"), lengths, "filter", 0.5, 1)

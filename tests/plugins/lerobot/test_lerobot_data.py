@@ -15,6 +15,7 @@ from frameworks import python_of
 from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot
 
 from rlvlm.algorithms.policy_gradient import supervised_start
+from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
 from rlvlm.algorithms.policy_gradient.supervised_start import Lessons
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.algorithms.sft_preferences import losses_of_rows
@@ -58,11 +59,11 @@ def start(folder: Path, kind: str, checkpoint: Path, **changes: Any) -> tuple[Le
     )
     learned: list[Demonstrations] = []
 
-    def learn(lessons: Lessons) -> float:
+    def learn(lessons: Lessons) -> dict[str, float]:
         learned.append(lessons.shown)
-        return 0.0
+        return {}
 
-    supervised_start.start(settings, policy, env, learn, quiet)
+    supervised_start.start(ROLLOUTS["chunks"], settings, policy, env, learn, quiet)
     return policy, learned
 
 
