@@ -57,7 +57,8 @@ def test_a_judge_that_a_policy_can_fool_is_not_good_enough(name, grade):
     row = summarise(measure(suite, getattr(fooled, name)(CONFIG), CONFIG, num_frames=8))
     (found,) = (one for one in predict_row(row, read_curve()) if one.is_asked)
     names = {fault["name"] for fault in row["faults"]}
-    assert (found.task, found.kind, found.grade, found.success) == ("push_block", "scores", grade, None), names
+    assert (found.task, found.kind, found.grade) == ("push_block", "scores", grade), names
+    assert grade != "can be fooled" or found.low == 0, "a policy may seek out its mistakes"
     if name in ("motion", "hand_distance"):
         assert row["figures"]["scores"]["auc"]["value"] > 0.85
         assert "scores a success as high when it is shown backwards" in names

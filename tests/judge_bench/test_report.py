@@ -102,10 +102,10 @@ def test_a_curve_gives_a_prediction(tmp_path, capsys):
     row = bench(tmp_path / "oracle", "--reference", "oracle", "--curve", str(tmp_path / "runs.csv"))
     assert scored(row)["success"] == pytest.approx(1.0) and scored(row)["count"] == 6
     said = capsys.readouterr().out.split("Good enough to train with?")[1]
-    assert re.search(r"push_block +scores +good enough +100 % \(.*\) +1.00 \(0.9\d to 1.00\), from 0.50, 6 runs", said)
+    assert re.search(r"push_block +scores +uncertain +100 % \(.*\) +1.00 \(0.\d\d to 1.00\), from 0.50, 6 runs", said)
     assert re.search(r"push_block +comparisons +uncertain +100 % \(.*\) +-", said) and "nor of another task" in said
     page = (tmp_path / "oracle" / "bench.html").read_text()
-    answer = re.search(r"1.00 \(0.9\d to 1.00\), from 0.50", page)
+    answer = re.search(r"1.00 \(0.\d\d to 1.00\), from 0.50", page)
     heads = ("What it would teach", "What is wrong", "How it answers", "Figures", "The worst", "Tasks")
     places = [page.find(f"<h2>{head}") for head in heads]
     assert answer and 0 < answer.start() < places[0] and places == sorted(places), "the answer first, the tables last"

@@ -153,7 +153,7 @@ def test_settings_without_effect_or_head_are_refused() -> None:
 @pytest.mark.parametrize(
     ("made_for", "changes", "words", "what"),
     [
-        ({}, {}, "", ""),
+        ({}, {}, "--policy.lerobot.gripper minus_one_opens", ""),
         ({}, {"type": "act"}, "", "of type 'act', which is not known here yet"),
         ({}, {"chunk_size": 6}, "", "chunks of 8 steps are to be run, the checkpoint makes 6"),
         ({"proprio_size": 3}, {}, "", "the state of the checkpoint has 3 numbers, the env's has 2"),
@@ -170,7 +170,8 @@ def test_settings_without_effect_or_head_are_refused() -> None:
 def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before_ray_starts(
     made_for: dict[str, Any], changes: dict[str, Any], words: str, what: str, tmp_path: Path
 ) -> None:
-    env = {"cameras": ("above",), "proprio_size": 2, "action_low": range(7)} | made_for
+    env = {"cameras": ("above",), "proprio_size": 2, "action_low": [-1.0] * 7} | made_for
+    env["action_high"] = [1.0] * len(env["action_low"])
     folder = write_lerobot(tmp_path / "checkpoint", SimpleNamespace(**env), chunk_size=8)
     settings = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(settings))
