@@ -103,7 +103,12 @@ def download_note(config: VLMConfig) -> str:
         MachineError: the disk is too small for it.
         OSError, ValueError: the hub does not have it, or cannot be reached.
     """
-    about = HfApi().model_info(config.model, revision=config.revision or None, files_metadata=True)
+    try:
+        about = HfApi().model_info(config.model, revision=config.revision or None, files_metadata=True)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of the HTTP library, which differs between versions of huggingface_hub
+        raise ConnectionError(first_line(error)) from error
     sizes = {file.rfilename: file.size or 0 for file in about.siblings or ()}
     wanted = sum(size for name, size in sizes.items() if any(fnmatch.fnmatch(name, kind) for kind in MODEL_FILES))
     weights = sum(size for name, size in sizes.items() if name.endswith(".safetensors"))

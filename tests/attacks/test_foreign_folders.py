@@ -48,6 +48,7 @@ READS = {
     "judge-report run": True,
     "judge-report labels --out judged": False,
     "serve run": True,
+    "export run --out weights": True,
     "data show demos": True,
     "collect push_block --episodes 1 --out demos": False,
     "sft number_line --from demos": False,
