@@ -52,7 +52,7 @@ class SleepingEngine:
     def missing(self, images: Any) -> list[int]:
         return []
 
-    def begin(self, obs: Any, seeds: Any, **settings: Any) -> list[Future[SampledReply]]:
+    def begin(self, obs: Any, seeds: Any, sampling: Any = None) -> list[Future[SampledReply]]:
         seconds = self._median_s * np.exp(self._spread * self._rng.normal(size=len(seeds)))
         asked = zip(obs.images, seconds.tolist(), strict=True)
         return [self._pool.submit(self._answer, *each, self.version) for each in asked]
@@ -60,7 +60,7 @@ class SleepingEngine:
     def end(self, asked: list[Future[SampledReply]]) -> list[SampledReply]:
         return [future.result() for future in asked]
 
-    def reply(self, obs: Any, seeds: Any, **settings: Any) -> list[SampledReply]:
+    def reply(self, obs: Any, seeds: Any, sampling: Any = None) -> list[SampledReply]:
         return self.end(self.begin(obs, seeds))
 
     def _answer(self, image: bytes, seconds: float, version: int) -> SampledReply:

@@ -23,6 +23,7 @@ from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.source import informative_groups
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import FloatArray
+from rlvlm.policies.protocol import Reading
 from rlvlm.rewards.config import ValueConfig
 
 BLOCK = 64
@@ -67,7 +68,7 @@ def gradient(learner: TokenLearner, episodes: list[TokenEpisode], algo: PolicyGr
     """[P] of the loss where ratios are 1."""
     batches = BatchMaker(learner.policy, learner.batches.env, algo)
     batch = batches.make(episodes)
-    now = learner.policy.log_probs(batch.obs, batch.answers, temperature=algo.temperature)
+    now = learner.policy.log_probs(batch.obs, batch.answers, Reading(temperature=algo.temperature))
     worth = now.log_probs * batch.weights * batch.advantages[:, None]
     parts = torch.autograd.grad(-worth.sum(), learner.policy.acting_parameters())
     return torch.cat([part.flatten() for part in parts]).numpy()

@@ -34,6 +34,7 @@ from ray.tune.trainable import trainable
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, SampledReply
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.build import algorithm_settings
@@ -75,15 +76,7 @@ class OtherEngine(PolicyEngine):
         self._noise, self._temperature = noise, temperature
         self._generator = torch.Generator().manual_seed(0)
 
-    def reply(
-        self,
-        obs: Observations,
-        seeds: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-    ) -> list[SampledReply]:
+    def reply(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
         """As the engine in process, from another distribution at every token."""
         backbone: Any = self.policy.backbone
         exact = backbone.next_token_log_probs
@@ -97,7 +90,7 @@ class OtherEngine(PolicyEngine):
         if not self.is_exact:
             backbone.next_token_log_probs = near  # of the instance, so the learner's passes do not see it
         try:
-            return super().reply(obs, seeds, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
+            return super().reply(obs, seeds, sampling)
         finally:
             vars(backbone).pop("next_token_log_probs", None)
 

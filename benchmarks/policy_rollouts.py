@@ -55,6 +55,7 @@ from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.runs.build import built
@@ -153,21 +154,16 @@ class GenerateEngine(PolicyEngine):
         self,
         obs: Observations,
         seeds: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,  # noqa: ARG002 - rollouts sample
+        sampling: ReplySampling,
     ) -> list[SampledReply]:
-        """One batch after the other."""
+        """One batch after the other; rollouts sample."""
         asked = list(zip(obs.texts, obs.images, strict=True))
         batches = [asked[start : start + self._batch_size] for start in range(0, len(asked), self._batch_size)]
         torch.manual_seed(seeds[0] % 2**31)
-        return [reply for batch in batches for reply in self._generate(batch, max_new_tokens, temperature)]
+        return [reply for batch in batches for reply in self._generate(batch, sampling)]
 
     @torch.no_grad()
-    def _generate(
-        self, asked: Sequence[tuple[str, bytes]], max_new_tokens: int, temperature: float
-    ) -> list[SampledReply]:
+    def _generate(self, asked: Sequence[tuple[str, bytes]], sampling: ReplySampling) -> list[SampledReply]:
         policy = self.policy
         contents = [[{"type": "image"}, {"type": "text", "text": prompt}] for prompt, _ in asked]
         chats = [policy.processor.apply_chat_template([{"role": "user", "content": content}]) for content in contents]
@@ -177,9 +173,9 @@ class GenerateEngine(PolicyEngine):
             do_sample=True,
             top_k=0,
             top_p=1.0,
-            temperature=temperature,
+            temperature=sampling.temperature,
             suppress_tokens=policy.banned_ids.tolist(),
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=sampling.max_new_tokens,
             eos_token_id=policy.stop_id,
             pad_token_id=policy.backbone.pad_id,
         )
@@ -306,15 +302,16 @@ def rollout_rates(
     """Medians over rounds, of env steps per second."""
     ppo, runner = algorithm.config.algo, algorithm.env_runner_group.local_env_runner
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    sampling = ReplySampling(max_new_tokens=ppo.max_reply_tokens, temperature=ppo.temperature)
     for number in range(config.rounds + 1):
         for name, (engine, turns, processes) in ways.items():
-            runner.actor = Actor(engine, ppo.max_reply_tokens, ppo.temperature)
+            runner.actor = Actor(engine, sampling)
             clock = Clock(processes)
             with clock.around("all"):
                 steps = sum(map(len, runner.sample(num_turns=turns)))
             if number:  # the first warms up
                 found[name].append((steps / clock.cpu_s["all"], steps / clock.wall_s["all"]))
-    runner.actor = Actor(algorithm.rollouts.engine, ppo.max_reply_tokens, ppo.temperature)
+    runner.actor = Actor(algorithm.rollouts.engine, sampling)
     return {name: medians(pairs) for name, pairs in found.items()}
 
 

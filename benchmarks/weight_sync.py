@@ -49,6 +49,7 @@ from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.buckets import Bucket, fill_from_buckets, write_buckets
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.build import built
 from rlvlm.runs.ray_session import store_room
@@ -227,7 +228,7 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
             seconds = []
             for _ in range(2):
                 began = time.monotonic()
-                served.reply(*asked, max_new_tokens=4)
+                served.reply(*asked, ReplySampling(max_new_tokens=4))
                 seconds.append(time.monotonic() - began)
             if number:
                 found["out"].append(out_s)

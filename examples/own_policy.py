@@ -76,15 +76,13 @@ class GaussianVLA(VLAPolicy):
             values=values.cpu().numpy(),
         )
 
-    def log_probs(
-        self, obs, answers, *, temperature=1.0, detach_values=False, with_entropies=False, with_token_values=False
-    ):
+    def log_probs(self, obs, answers, reading):
         """The density of what was drawn, under the weights as they are now."""
         normal, values = self(*self.inputs(obs))
-        normal = Normal(normal.mean, temperature * normal.stddev)
+        normal = Normal(normal.mean, reading.temperature * normal.stddev)
         drawn = torch.from_numpy(np.stack([answer["drawn"] for answer in answers])).to(self.device)
         found = normal.log_prob(drawn).flatten(1)
-        every = values[:, None].expand_as(found) if with_token_values else None
+        every = values[:, None].expand_as(found) if reading.with_token_values else None
         return Prediction(log_probs=found, values=values, entropies=normal.entropy().flatten(1), token_values=every)
 
     def values(self, obs):

@@ -53,18 +53,16 @@ class SmallNet(ReplyPolicy):
             for action, row, value in zip(picked.tolist(), found, values.tolist(), strict=True)
         ]
 
-    def log_probs(
-        self, obs, answers, *, temperature=1.0, detach_values=False, with_entropies=False, with_token_values=False
-    ):
+    def log_probs(self, obs, answers, reading):
         """The log-prob of each action, under the weights as they are now."""
-        logits, values = self(obs, detach_values)
-        table = (logits / temperature).log_softmax(-1)
+        logits, values = self(obs, reading.detach_values)
+        table = (logits / reading.temperature).log_softmax(-1)
         picked = torch.from_numpy(np.stack([answer["action"] for answer in answers])).to(self.device)
         return Prediction(
             log_probs=table.gather(1, picked),
             values=values,
             entropies=-(table.exp() * table).sum(1, keepdim=True),
-            token_values=values[:, None] if with_token_values else None,
+            token_values=values[:, None] if reading.with_token_values else None,
         )
 
     def values(self, obs):

@@ -45,6 +45,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import OTHER_GOAL
 from rlvlm.pocket.models import weights_folder
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -351,8 +352,8 @@ def reply_figures(engine: PolicyEngine, task: PolicyTask, count: int, seed: int,
         Observations(texts=tuple(moment.prompt for moment in moments), images=tuple(images)),
         range(len(moments)),
     )
-    sampled = engine.reply(obs, seeds, max_new_tokens=max_new_tokens)
-    greedy = engine.reply(obs, seeds, max_new_tokens=max_new_tokens, greedy=True)
+    sampled = engine.reply(obs, seeds, ReplySampling(max_new_tokens=max_new_tokens))
+    greedy = engine.reply(obs, seeds, ReplySampling(max_new_tokens=max_new_tokens, greedy=True))
     actions = []
     for reply, moment in zip(sampled, moments, strict=True):
         # stricter than the env's own reading: the action has to be the reply's last member, as it was taught

@@ -22,7 +22,7 @@ from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
 from rlvlm.policies.protocol import Imitation
-from rlvlm.policies.reply_policy import ReplyPolicy
+from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import Engine
 
 
@@ -133,7 +133,7 @@ def validate(
         texts, images, wanted = zip(*turns[begin : begin + sft.batch_size], strict=True)
         obs, seeds = Observations(texts=texts, images=images), range(begin, begin + len(texts))
         for how, greedy in enumerate((True, False)):
-            replies = engine.reply(obs, seeds, max_new_tokens=max_reply_tokens, greedy=greedy)
+            replies = engine.reply(obs, seeds, ReplySampling(max_new_tokens=max_reply_tokens, greedy=greedy))
             actions = [env.read(reply.text).action if reply.action is None else reply.action for reply in replies]
             valid[how] += sum(action is not None for action in actions)
             exact[how] += sum(action == right is not None for action, right in zip(actions, wanted, strict=True))

@@ -51,27 +51,10 @@ def check_bounds(config: Any, section: str) -> None:
 
 
 def check_interval(config: object, section: str, interval: str, *names: str) -> None:
-    """Raises ValueError unless every named attribute keeps the rule of a `Bound`: for what has no type of its own, and
-    for configs that were written before bounds stood in types, as are the three functions below.
-    """
+    """Raises ValueError unless every named attribute keeps the rule of a `Bound`, where it stands in no type."""
     for name in names:
         if not Bound(interval).allows(value := getattr(config, name)):
             raise _out_of_bound(section, name, Bound(interval), value)
-
-
-def check_least(config: object, section: str, least: float, *names: str) -> None:
-    """Raises ValueError unless every named attribute is at least `least`, or None."""
-    check_interval(config, section, f">= {least:g}", *(name for name in names if getattr(config, name) is not None))
-
-
-def check_positive(config: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named attribute is above 0."""
-    check_interval(config, section, "> 0", *names)
-
-
-def check_shares(config: object, section: str, *names: str) -> None:
-    """Raises ValueError unless every named attribute lies in [0, 1]."""
-    check_interval(config, section, "[0, 1]", *names)
 
 
 @functools.cache

@@ -94,6 +94,24 @@ class SeenImages(Generic[Image]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How stored answers are read again, and what a `Prediction` of them holds besides log-probs."""
+
+    temperature: float = 1.0
+    """Temperature > 0 at which they were sampled."""
+    detach_values: bool = False
+    """Whether the value head's loss stops at the head."""
+    with_entropies: bool = False
+    """Whether to return entropies of all answers; otherwise they may be of a few."""
+    with_token_values: bool = False
+    """Whether to return a value before each element."""
+
+
+READING = Reading()
+"""Reading of answers that were sampled at temperature 1: log-probs, and values where there is a head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """A policy's present prediction of stored answers; all tensors carry gradients."""
 
@@ -149,25 +167,13 @@ class Policy(nn.Module):
         """Returns [N, ...], the images of `snapshots` [N, D] that it needs, drawn by `env`."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it looks at")
 
-    def log_probs(
-        self,
-        obs: Observations,
-        answers: Sequence[Answer],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
+    def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
         """Returns its prediction of stored answers to `obs`, whose images it was shown.
 
         Args:
             obs: [B] observations.
             answers: B answers.
-            temperature: temperature at which they were sampled.
-            detach_values: whether the value head's loss stops at the head.
-            with_entropies: whether to return entropies of all answers; otherwise they may be of a few.
-            with_token_values: whether to return a value before each element.
+            reading: how they were sampled, and what is asked for besides log-probs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no log-probs")
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlvlm.core.checks import PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.episodes import Answer, Observations, Reply, SampledReply, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
@@ -26,12 +27,15 @@ from rlvlm.policies.protocol import Policy
 class ReplySampling:
     """Settings of sampling replies."""
 
-    max_new_tokens: int = 1
+    max_new_tokens: PositiveInt = 1
     """Maximum length of a reply, at which it is cut, tokens."""
-    temperature: float = 1.0
-    """Temperature > 0 by which logits are divided; there is no other truncation or filter."""
+    temperature: PositiveFloat = 1.0
+    """Temperature by which logits are divided; there is no other truncation or filter."""
     greedy: bool = False
     """Whether to take the most likely reply; log-probs are still those of `temperature`, and with vLLM of 1."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "")
 
     def uniforms(self, seeds: Sequence[int], num: int) -> Tensor | None:
         """Returns [num, B] numbers in [0, 1), `num` for each reply from its own seed; None if greedy."""

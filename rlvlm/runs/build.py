@@ -42,7 +42,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
 from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
-from rlvlm.policies.reply_policy import ReplyPolicy
+from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.runs.config import RunConfig
@@ -287,7 +287,8 @@ def turn_players(config: TurnsRun, checkpoint: Path) -> Players:
     load_vlm(policy, checkpoint)
 
     def plays(who: ReplyPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
-        actor = Actor(PolicyEngine(who, num_envs), algo.max_reply_tokens, algo.temperature)
+        sampling = ReplySampling(max_new_tokens=algo.max_reply_tokens, temperature=algo.temperature)
+        actor = Actor(PolicyEngine(who, num_envs), sampling)
         return {how: turn_player(actor, slots, num_envs, how == "greedy") for how in ("greedy", "sampled")}
 
     who = {"policy": plays(policy)}

@@ -6,6 +6,7 @@ what the `step` of the run's env takes, so that an episode is a simple loop.
 
 import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
-from rlvlm.policies.reply_policy import ReplyPolicy
+from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vla.policy import Sampling, VLAPolicy
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -136,14 +137,13 @@ class TurnPolicy:
     Args:
         model: trained policy.
         env: converts the actions of a head to text.
-        max_reply_tokens: maximum length of a reply, as in training.
-        temperature: temperature of sampled replies.
+        sampling: settings of replies, as in training.
     """
 
-    def __init__(self, model: ReplyPolicy, env: TurnEnv, max_reply_tokens: int, temperature: float) -> None:
+    def __init__(self, model: ReplyPolicy, env: TurnEnv, sampling: ReplySampling) -> None:
         self.model = model
         self._env, self._engine = env, PolicyEngine(model)
-        self._max_reply_tokens, self._temperature = max_reply_tokens, temperature
+        self._sampling = sampling
 
     def act(self, image: Frames, prompt: str, *, greedy: bool = True, seed: int = 0) -> str:
         """Returns the reply, untrusted text for the env's `step`.
@@ -169,9 +169,7 @@ class TurnPolicy:
         if self._engine.missing([key]):
             self._engine.show([key], pixels[None])
         obs = Observations(texts=(prompt,), images=(key,))
-        [reply] = self._engine.reply(
-            obs, [seed], max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy
-        )
+        [reply] = self._engine.reply(obs, [seed], replace(self._sampling, greedy=greedy))
         return reply.text if reply.action is None else self._env.action_text(reply.action)
 
 
@@ -243,4 +241,5 @@ def load_policy(run: RunFolder | Path | str, *, trust: bool = False) -> StepPoli
     assert isinstance(config, TurnsRun), "the only other kind"
     model = build_policy(config.policy, env)
     load_vlm(model, checkpoint)
-    return TurnPolicy(model, env, config.algo.max_reply_tokens, config.algo.temperature)
+    sampling = ReplySampling(max_new_tokens=config.algo.max_reply_tokens, temperature=config.algo.temperature)
+    return TurnPolicy(model, env, sampling)

@@ -101,34 +101,17 @@ class ServedEngine:
         for key, frame in zip(images, frames, strict=True):
             self._frames.add(key, frame)
 
-    def reply(
-        self,
-        obs: Observations,
-        seeds: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-    ) -> list[SampledReply]:
+    def reply(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
         """Returns replies to `obs`, in order; see `PolicyEngine.reply`.
 
         Raises:
             ModelUnavailable: a piece was not answered within its tries, or no replica could load the weights.
             UsageError: a prompt and its reply would be longer than the model's window.
         """
-        return self.end(self.begin(obs, seeds, max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy))
+        return self.end(self.begin(obs, seeds, sampling))
 
-    def begin(
-        self,
-        obs: Observations,
-        seeds: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-    ) -> list[Future[ReplyReceipt]]:
+    def begin(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[Future[ReplyReceipt]]:
         """Requests the replies and returns at once; `end` returns them once all pieces are done."""
-        sampling = ReplySampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
         # as even as possible: the slowest replica determines the duration of the rollout
         size = max(1, -(-len(obs) // self._num_replicas))
         parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]

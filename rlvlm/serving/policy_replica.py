@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ class PolicyReplica(Replica):
         for index in engine.missing(obs.images):
             call, place = items[index]
             engine.show([obs.images[index]], np.asarray(call.frames[place])[None])  # sizes may differ
-        return engine.reply(obs, seeds, **asdict(sampling))
+        return engine.reply(obs, seeds, sampling)
 
 
 class VllmPolicyReplica(Replica):

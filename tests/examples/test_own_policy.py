@@ -14,6 +14,7 @@ from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
+from rlvlm.policies.protocol import Reading
 from rlvlm.policies.vla.build import build_policy, read_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.policy import SampledChunks
@@ -37,7 +38,7 @@ def test_densities_above_one_are_learned_from_like_any_log_prob() -> None:
     ids = np.arange(3)
     for episode in play_chunks(ENV.many(), "", ids, ids, sampler):
         stored = np.stack(episode.log_probs)
-        found = policy.log_probs(episode.obs.at(range(len(episode))), episode.answers).log_probs
+        found = policy.log_probs(episode.obs.at(range(len(episode))), episode.answers, Reading()).log_probs
         np.testing.assert_allclose(found.detach().numpy(), stored, atol=1e-4)
         assert (stored > 0).mean() > 0.5
         # every element of every step that was run is learned from, whatever the sign of its log-prob

@@ -18,6 +18,7 @@ from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, warn_of_len
 from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import TurnEnvConfig
+from rlvlm.policies.protocol import Reading
 from rlvlm.policies.reply_policy import ReplySampling, check_replies
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -49,15 +50,16 @@ def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_ba
     obs = shown(policy, place, 6)
     engine = PolicyEngine(policy, max_batch=4)
     engine.use(3)
-    replies = engine.reply(obs, range(6), max_new_tokens=1, temperature=0.5)
-    [alone] = engine.reply(obs.at([5]), [5], max_new_tokens=1, temperature=0.5)
+    replies = engine.reply(obs, range(6), ReplySampling(temperature=0.5))
+    [alone] = engine.reply(obs.at([5]), [5], ReplySampling(temperature=0.5))
     assert alone.action == replies[5].action and {reply.version for reply in replies} == {3}
     assert len({reply.action for reply in replies}) > 1 and [reply.image for reply in replies] == list(obs.images)
-    found = policy.log_probs(obs, [reply.answer for reply in replies], temperature=0.5, with_entropies=True)
+    found = policy.log_probs(obs, [reply.answer for reply in replies], Reading(temperature=0.5, with_entropies=True))
     stored = np.stack([reply.log_probs for reply in replies])
     np.testing.assert_allclose(found.log_probs.detach().numpy(), stored, atol=1e-5)
     assert found.entropies is not None and found.entropies.shape == (6, 1)
-    likeliest = [engine.reply(obs, range(first, first + 6), max_new_tokens=1, greedy=True) for first in (0, 50)]
+    greedy = ReplySampling(greedy=True)
+    likeliest = [engine.reply(obs, range(first, first + 6), greedy) for first in (0, 50)]
     assert [reply.action for reply in likeliest[0]] == [reply.action for reply in likeliest[1]]
 
 

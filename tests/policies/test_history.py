@@ -13,6 +13,7 @@ from rlvlm.algorithms.sft_folders import sft_manifest_of
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.registry import task_env
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.vllm import collapsed
@@ -77,7 +78,7 @@ def test_several_images_are_read_as_the_model_reads_them(family: str, tmp_path: 
         policy.show([key], several[None])
     assert encoded == [3, 1], "an image of a turn before is not encoded again"
     obs = Observations(texts=("Go.", "Which way?"), images=(b"first", b"second"))
-    replies = PolicyEngine(policy).reply(obs, [0, 1], max_new_tokens=6)
+    replies = PolicyEngine(policy).reply(obs, [0, 1], ReplySampling(max_new_tokens=6))
     ids = [reply.ids for reply in replies]
     read = policy.read(obs, ids).log_probs.detach()
     for row, (reply, text, several) in enumerate(zip(replies, obs.texts, frames, strict=True)):

@@ -16,6 +16,7 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Clip, Query, Status
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import FAMILIES, PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -55,7 +56,7 @@ def acting(folder: Path, **changes: Any) -> VLMPolicy:
 def check_recomputed(policy: VLMPolicy, count: int = 8) -> None:
     """Passes where log-probs as they were sampled, prompts of different length in one batch, are those recomputed."""
     obs, seeds = requests(count)
-    replies = PolicyEngine(policy).reply(obs, seeds, max_new_tokens=6)
+    replies = PolicyEngine(policy).reply(obs, seeds, ReplySampling(max_new_tokens=6))
     read = policy.read(obs, [reply.ids for reply in replies]).log_probs.detach().numpy()
     for row, reply in enumerate(replies):
         np.testing.assert_allclose(read[row, : len(reply.log_probs)], reply.log_probs, atol=1e-5, rtol=1e-5)
@@ -76,7 +77,7 @@ def test_a_policy_samples_what_it_recomputes_and_what_its_own_forward_pass_says(
     rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
     frames = [frame for size in ((56, 56), (56, 96)) for frame in rng.integers(0, 256, (2, *size, 3), np.uint8)]
     obs, seeds = requests(4)
-    replies = PolicyEngine(policy).reply(obs, seeds, max_new_tokens=6)
+    replies = PolicyEngine(policy).reply(obs, seeds, ReplySampling(max_new_tokens=6))
     read = policy.read(obs, [reply.ids for reply in replies]).log_probs.detach()
     for row, (prompt, reply) in enumerate(zip(obs.texts, replies, strict=True)):
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
@@ -102,7 +103,7 @@ def test_an_adapter_learns_beside_coarse_weights_and_is_read_by_names_of_either_
     family, folder = published
     policy = acting(folder, learns="lora", lora_rank=2, quantization="nf4")
     obs, seeds = requests(4)
-    replies = PolicyEngine(policy).reply(obs, seeds, max_new_tokens=6)
+    replies = PolicyEngine(policy).reply(obs, seeds, ReplySampling(max_new_tokens=6))
     policy.read(obs, [reply.ids for reply in replies]).log_probs.sum().backward()
     learned = [name for name, one in policy.named_parameters() if one.grad is not None and one.grad.abs().sum() > 0]
     assert learned and all("lora_" in name for name in learned)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
 from rlvlm.algorithms.policy_gradient.batch import pack
+from rlvlm.policies.protocol import Reading
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm import backbone
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -39,7 +41,7 @@ def test_rows_are_packed_by_the_longest_by_hand() -> None:
 
 def gradients(policy: Any, asked: Any, **settings: Any) -> tuple[Any, dict[str, Tensor]]:
     policy.zero_grad()
-    read = policy.read(*asked, with_entropies=True, with_token_values=True, **settings)
+    read = policy.read(*asked, Reading(with_entropies=True, with_token_values=True, **settings))
     (read.log_probs.sum() + 0.1 * read.entropies.sum() + read.token_values.sum() + read.values.sum()).div(80).backward()
     return read, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
@@ -60,8 +62,8 @@ def test_every_family_has_the_same_loss_and_gradient(tmp_path: Path, family: str
     for policy in (plain, saving):
         policy.images.clear()
         show_images(policy)
-    replies = PolicyEngine(saving).reply(*requests(8), max_new_tokens=10, temperature=1.0)
-    sampled = PolicyEngine(plain).reply(*requests(8), max_new_tokens=10, temperature=1.0)
+    replies = PolicyEngine(saving).reply(*requests(8), ReplySampling(max_new_tokens=10, temperature=1.0))
+    sampled = PolicyEngine(plain).reply(*requests(8), ReplySampling(max_new_tokens=10, temperature=1.0))
     asked = requests(8)[0], [reply.ids for reply in replies]
     for one, other in zip(replies, sampled, strict=True):
         assert np.array_equal(one.ids, other.ids), "sampling is left as it was"

@@ -8,7 +8,7 @@ import torch
 
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import MachineError
-from rlvlm.policies.reply_policy import draw
+from rlvlm.policies.reply_policy import ReplySampling, draw
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
 from tests.tiny_policy import FAMILIES, requests, tiny_policy
@@ -30,7 +30,7 @@ def test_a_number_picks_where_it_falls_in_the_distribution() -> None:
 
 @pytest.mark.slow
 def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
-    replies = PolicyEngine(policy).reply(*requests(4), max_new_tokens=8, greedy=True)
+    replies = PolicyEngine(policy).reply(*requests(4), ReplySampling(max_new_tokens=8, greedy=True))
     rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
     frames = [frame for size in ((56, 56), (56, 96)) for frame in rng.integers(0, 256, (2, *size, 3), np.uint8)]
     obs, _ = requests(4)
@@ -54,9 +54,9 @@ def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
 def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy: VLMPolicy) -> None:
     engine = PolicyEngine(policy, max_batch=3)
     obs, seeds = requests(8)
-    together = engine.reply(obs, seeds, max_new_tokens=10)
-    alone = [engine.reply(obs.at([row]), [seed], max_new_tokens=10)[0] for row, seed in enumerate(seeds)]
-    others = engine.reply(*requests(8, seed=50), max_new_tokens=10)
+    together = engine.reply(obs, seeds, ReplySampling(max_new_tokens=10))
+    alone = [engine.reply(obs.at([row]), [seed], ReplySampling(max_new_tokens=10))[0] for row, seed in enumerate(seeds)]
+    others = engine.reply(*requests(8, seed=50), ReplySampling(max_new_tokens=10))
     for one, other, third in zip(together, alone, others, strict=True):
         assert one.ids.tolist() == other.ids.tolist()
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
@@ -69,7 +69,7 @@ def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy)
         head = policy.model.get_output_embeddings()
         kept = head.weight.clone()
         head.weight[policy.stop_id] = head.weight.mean(0) + 2 * head.weight.std() * torch.randn(head.weight.shape[1])
-        replies = PolicyEngine(policy).reply(*requests(64), max_new_tokens=6)
+        replies = PolicyEngine(policy).reply(*requests(64), ReplySampling(max_new_tokens=6))
         head.weight.copy_(kept)
     banned = set(policy.banned_ids.tolist())
     for reply in replies:
@@ -83,8 +83,8 @@ def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy)
 def test_versions_travel_and_impossible_requests_are_refused(tmp_path: Path) -> None:
     engine = PolicyEngine(tiny_policy(tmp_path))
     engine.version = 7
-    assert {reply.version for reply in engine.reply(*requests(2), max_new_tokens=1)} == {7}
+    assert {reply.version for reply in engine.reply(*requests(2), ReplySampling(max_new_tokens=1))} == {7}
     with pytest.raises(MachineError, match="was not shown"):
-        engine.reply(Observations(texts=("",), images=(b"never",)), [0], max_new_tokens=1)
+        engine.reply(Observations(texts=("",), images=(b"never",)), [0], ReplySampling(max_new_tokens=1))
     with pytest.raises(ValueError, match="temperature"):
-        engine.reply(*requests(1), max_new_tokens=1, temperature=0.0)
+        engine.reply(*requests(1), ReplySampling(max_new_tokens=1, temperature=0.0))

@@ -12,6 +12,8 @@ from bitsandbytes.nn.modules import Linear4bit
 
 from rlvlm.core.episodes import IntArray, Observations, SampledReply
 from rlvlm.core.errors import UsageError
+from rlvlm.policies.protocol import Reading
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm import loading
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -28,14 +30,14 @@ def sample(
     policy: VLMPolicy, count: int = 8, temperature: float = 1.0
 ) -> tuple[Observations, list[IntArray], list[SampledReply]]:
     """What was asked, the ids of the replies, and the replies."""
-    replies = PolicyEngine(policy).reply(*requests(count), max_new_tokens=10, temperature=temperature)
+    replies = PolicyEngine(policy).reply(*requests(count), ReplySampling(max_new_tokens=10, temperature=temperature))
     return requests(count)[0], [reply.ids for reply in replies], replies
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperature: float) -> None:
     obs, tokens, replies = sample(policy, temperature=temperature)
-    read = policy.read(obs, tokens, temperature=temperature)
+    read = policy.read(obs, tokens, Reading(temperature=temperature))
     for row, reply in enumerate(replies):
         count = len(reply.log_probs)
         assert not read.log_probs[row, count:].any()
@@ -45,10 +47,10 @@ def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperatur
 
 def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
     obs, tokens, _ = sample(policy)
-    batch = policy.read(obs, tokens, with_entropies=True, with_token_values=True)
+    batch = policy.read(obs, tokens, Reading(with_entropies=True, with_token_values=True))
     assert batch.entropies is not None and batch.token_values is not None
     for row, one in enumerate(tokens):
-        single = policy.read(obs.at([row]), [one], with_entropies=True, with_token_values=True)
+        single = policy.read(obs.at([row]), [one], Reading(with_entropies=True, with_token_values=True))
         assert single.entropies is not None and single.token_values is not None
         count = len(one)
         for many, alone in (
@@ -64,7 +66,7 @@ def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
 
 def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> None:
     policy.zero_grad()
-    read = policy.read(*sample(policy)[:2], with_entropies=True)
+    read = policy.read(*sample(policy)[:2], Reading(with_entropies=True))
     assert read.entropies is not None
     (read.log_probs.sum() + read.values.sum() + read.entropies.sum()).backward()
     gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
@@ -76,7 +78,7 @@ def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> Non
 
 def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None:
     policy.zero_grad()
-    policy.read(*sample(policy, 2)[:2], detach_values=True).values.sum().backward()
+    policy.read(*sample(policy, 2)[:2], Reading(detach_values=True)).values.sum().backward()
     assert all(p.grad is None for p in policy.acting_parameters())
     assert any(p.grad is not None for p in policy.value_parameters())
     policy.zero_grad()
@@ -120,7 +122,7 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path) -> None:
     policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
     engine = PolicyEngine(policy)
     obs, seeds = requests(8)
-    actions = engine.reply(obs, seeds, max_new_tokens=1)
+    actions = engine.reply(obs, seeds, ReplySampling(max_new_tokens=1))
     log_probs, values = policy.act_log_probs(obs)
     assert log_probs.shape == (8, 3)
     for row, action in enumerate(actions):
@@ -128,7 +130,7 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path) -> None:
         alone, value = policy.act_log_probs(obs.at([row]))
         torch.testing.assert_close(alone[0], log_probs[row], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(value[0], values[row], atol=1e-4, rtol=1e-4)
-    greedy = engine.reply(obs, seeds, max_new_tokens=1, greedy=True)
+    greedy = engine.reply(obs, seeds, ReplySampling(max_new_tokens=1, greedy=True))
     assert [action.action for action in greedy] == log_probs.argmax(-1).tolist()
 
 

@@ -17,6 +17,7 @@ from rlvlm.algorithms.policy_gradient.player import load_vlm
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
@@ -106,9 +107,9 @@ def assert_served(run: Path, token_file: Path) -> None:
     policy.show([b"it"], frame)
     asked = Observations(texts=(prompt,), images=(b"it",)), [7]
     engine = PolicyEngine(policy)
-    (own,) = engine.reply(*asked, max_new_tokens=48, greedy=True)
+    (own,) = engine.reply(*asked, ReplySampling(max_new_tokens=48, greedy=True))
     assert answer["text"] == own.text and answer["log_prob"] == pytest.approx(own.log_probs.sum(), abs=1e-4)
     read = slot.env.read(own.text).action
     assert answer["action"] == (None if read is None else slot.env.action_names[read])
-    assert sampled[0]["text"] == sampled[1]["text"] == engine.reply(*asked, max_new_tokens=48)[0].text
+    assert sampled[0]["text"] == sampled[1]["text"] == engine.reply(*asked, ReplySampling(max_new_tokens=48))[0].text
     assert hostile.status_code == 422 and "tokens of the chat's format" in hostile.json()["error"]["message"]

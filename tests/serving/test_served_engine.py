@@ -122,7 +122,7 @@ def test_served_replies_are_those_in_process_and_follow_the_weights(app: str, fo
     for version in (1, 2):
         engine.use(engine.pack(version))
         here.use(here.pack(version))
-        served, own = (one.reply(*asked, max_new_tokens=6) for one in (engine, here))
+        served, own = (one.reply(*asked, ReplySampling(max_new_tokens=6)) for one in (engine, here))
         assert ids_of(served) == ids_of(own) and {reply.version for reply in served} == {version}
         for left, right in zip(served, own, strict=True):
             np.testing.assert_allclose(left.log_probs, right.log_probs, atol=1e-4)
@@ -247,9 +247,9 @@ def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_n
     move(policy, 11)
     packed = pack_weights(policy, 50, *engine._probe, engine._frame, bucket_bytes=BUCKET)
     engine.use(with_late_bucket(packed, len(packed.buckets) - 1, gate))
-    own = ids_of(here.reply(*requests(12), max_new_tokens=6))
+    own = ids_of(here.reply(*requests(12), ReplySampling(max_new_tokens=6)))
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(engine.reply, *requests(12), max_new_tokens=6)
+        waits = pool.submit(engine.reply, *requests(12), ReplySampling(max_new_tokens=6))
         time.sleep(1.0)
         assert not waits.done(), "both have all but the last bucket"
         gone = replica_pids(app)[0]
@@ -260,7 +260,7 @@ def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_n
     assert ids_of(replies) == own and {reply.version for reply in replies} == {50}
     wait_until(lambda: len(replica_pids(app)) == 2, 120, "it is back")
     for _ in range(4):  # whichever of them is asked
-        again = engine.reply(*requests(12), max_new_tokens=6)
+        again = engine.reply(*requests(12), ReplySampling(max_new_tokens=6))
         assert ids_of(again) == own and {reply.version for reply in again} == {50}
     engine.close()
 
@@ -278,7 +278,7 @@ def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: 
             for one in (engine, here):
                 one.use(one.pack(version))
             asked = requests(12, seed=100 * version)
-            served, own = (one.reply(*asked, max_new_tokens=6) for one in (engine, here))
+            served, own = (one.reply(*asked, ReplySampling(max_new_tokens=6)) for one in (engine, here))
             # In batches of another size a draw may, once in a long while, fall on the other side of a last bit.
             assert sum(left != right for left, right in zip(ids_of(served), ids_of(own), strict=True)) <= 1
             assert {reply.version for reply in served} == {version}
@@ -290,10 +290,10 @@ def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: 
 def test_a_prompt_beyond_the_window_is_refused_with_the_setting(app: str, folder: Path) -> None:
     engine, policy = engine_of(app, folder)
     with pytest.raises(UsageError, match=r"the model's window holds 4,096") as caught:
-        engine.reply(*requests(2), max_new_tokens=5_000)
+        engine.reply(*requests(2), ReplySampling(max_new_tokens=5_000))
     assert "--algo.max-reply-tokens" in caught.value.fix
     with pytest.raises(UsageError, match="a prompt has"):
-        PolicyEngine(policy).reply(replace(requests(1)[0], texts=("go " * 5_000,)), [0], max_new_tokens=1)
+        PolicyEngine(policy).reply(replace(requests(1)[0], texts=("go " * 5_000,)), [0], ReplySampling())
     engine.close()
 
 
@@ -370,13 +370,13 @@ def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str,
 
 def test_a_sleeping_replica_answers_once_it_is_woken_even_if_it_was_killed(sleepers: str, folder: Path) -> None:
     engine, policy = engine_of(sleepers, folder, COLOCATED)
-    own = ids_of(PolicyEngine(policy).reply(*requests(8), max_new_tokens=6))
+    own = ids_of(PolicyEngine(policy).reply(*requests(8), ReplySampling(max_new_tokens=6)))
     engine.use(engine.pack(1))
     engine.wake([])  # whatever was done with them before
     engine.sleep()
     with ThreadPoolExecutor(1) as pool:
         for lost in (False, True):
-            waits = pool.submit(engine.reply, *requests(8), max_new_tokens=6)
+            waits = pool.submit(engine.reply, *requests(8), ReplySampling(max_new_tokens=6))
             time.sleep(1.0)
             assert not waits.done(), "it sleeps"
             if lost:

@@ -21,6 +21,8 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.envs.registry import task_env
+from rlvlm.policies.protocol import Reading
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -105,9 +107,9 @@ class TestServed:
         for version in (1, 2):
             move(policy, version)
             engine.use(engine.pack(version))
-            replies = engine.reply(*asked, max_new_tokens=12, temperature=0.7)
+            replies = engine.reply(*asked, ReplySampling(max_new_tokens=12, temperature=0.7))
             assert {reply.version for reply in replies} == {version}
-            again = policy.read(asked[0], [reply.ids for reply in replies], temperature=0.7)
+            again = policy.read(asked[0], [reply.ids for reply in replies], Reading(temperature=0.7))
             for row, reply in enumerate(replies):
                 ids = reply.ids
                 np.testing.assert_allclose(reply.log_probs, again.log_probs[row, : len(ids)].detach(), atol=1e-3)
@@ -115,7 +117,7 @@ class TestServed:
                 assert reply.text == policy.text_of(ids) and not np.isin(ids, policy.banned_ids).any()
                 assert reply.is_complete == (ids[-1] == policy.stop_id)
             alone = [
-                engine.reply(asked[0].at([row]), [seed], max_new_tokens=12, temperature=0.7)[0]
+                engine.reply(asked[0].at([row]), [seed], ReplySampling(max_new_tokens=12, temperature=0.7))[0]
                 for row, seed in enumerate(asked[1][:3])
             ]
             assert ids_of(alone) == ids_of(replies[:3])
@@ -124,8 +126,8 @@ class TestServed:
             assert 0 <= engine.report()[metrics.ENGINE_SYNC_ERROR] <= 1e-3
             seen.append(ids_of(replies))
         assert seen[0] != seen[1], "other weights, other replies to the same prompts: nothing stale is used again"
-        greedy = engine.reply(*asked, max_new_tokens=12, greedy=True)
-        assert ids_of(greedy) == ids_of(here.reply(*asked, max_new_tokens=12, greedy=True))
+        greedy = engine.reply(*asked, ReplySampling(max_new_tokens=12, greedy=True))
+        assert ids_of(greedy) == ids_of(here.reply(*asked, ReplySampling(max_new_tokens=12, greedy=True)))
         engine.close()
 
     def test_an_adapter_that_is_torn_is_refused_and_the_old_one_stays(self, app: str) -> None:
@@ -134,14 +136,14 @@ class TestServed:
         move(policy, 5)
         engine.use(engine.pack(5))
         asked = requests(4)
-        before, good = ids_of(engine.reply(*asked, max_new_tokens=8)), engine._weights
+        before, good = ids_of(engine.reply(*asked, ReplySampling(max_new_tokens=8))), engine._weights
         assert good is not None
         (bucket,) = good.buckets
         torn = replace(bucket, where=(ray.put(fetch(good, bucket)[:-8]),))
         strange = replace(good.probe, log_probs=good.probe.log_probs - 1.0)
         near = replace(good.probe, log_probs=good.probe.log_probs - 5e-4)
         engine._weights, engine.version = replace(good, version=10, probe=near), 10
-        assert ids_of(engine.reply(*asked, max_new_tokens=8)) == before
+        assert ids_of(engine.reply(*asked, ReplySampling(max_new_tokens=8))) == before
         assert engine.report()[metrics.ENGINE_SYNC_ERROR] == pytest.approx(5e-4, abs=1e-4)
         broken = {
             "torn": replace(good, version=6, buckets=(torn,)),
@@ -151,16 +153,16 @@ class TestServed:
         for reason, weights in broken.items():
             engine._weights = weights
             with pytest.raises(ModelUnavailable, match=reason):
-                engine.reply(*asked, max_new_tokens=8)
+                engine.reply(*asked, ReplySampling(max_new_tokens=8))
             engine._weights = good
-            assert ids_of(engine.reply(*asked, max_new_tokens=8)) == before, reason
+            assert ids_of(engine.reply(*asked, ReplySampling(max_new_tokens=8))) == before, reason
         engine.close()
 
     def test_a_prompt_beyond_the_engines_window_is_refused_with_the_setting(self, app: str) -> None:
         engine = engine_of(app, trainer())
         engine.use(engine.pack(20))
         with pytest.raises(UsageError, match="the engine's window holds 512") as caught:
-            engine.reply(*requests(2), max_new_tokens=600)
+            engine.reply(*requests(2), ReplySampling(max_new_tokens=600))
         assert "--engine.vllm.max-tokens" in caught.value.fix and "--algo.max-reply-tokens" in caught.value.fix
         engine.close()
 
@@ -171,10 +173,10 @@ class TestServed:
         move(policy, 9)
         engine.use(engine.pack(9))
         asked = requests(6)
-        before = ids_of(engine.reply(*asked, max_new_tokens=8))
+        before = ids_of(engine.reply(*asked, ReplySampling(max_new_tokens=8)))
         (replica,) = replica_pids(app)
         os.kill(replica, signal.SIGKILL)
-        replies = engine.reply(*asked, max_new_tokens=8)
+        replies = engine.reply(*asked, ReplySampling(max_new_tokens=8))
         assert ids_of(replies) == before and {reply.version for reply in replies} == {9}
         engine.close()
 

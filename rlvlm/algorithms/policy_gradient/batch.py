@@ -17,7 +17,7 @@ from rlvlm.algorithms.sharding import rejoined
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, IntArray, Observations, TokenEpisode, answer_key
 from rlvlm.core.steps import FloatArray
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, look
+from rlvlm.policies.protocol import SHOWN_AT_ONCE, Policy, Reading, look
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,14 +344,13 @@ class BatchMaker:
         return self.policy.values(obs).float()
 
     def _token_values(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
-        values = self.policy.log_probs(
-            obs, answers, temperature=self._algo.temperature, with_token_values=True
-        ).token_values  # fmt: skip
+        reading = Reading(temperature=self._algo.temperature, with_token_values=True)
+        values = self.policy.log_probs(obs, answers, reading).token_values
         assert values is not None, "asked for"
         return values
 
     def _log_probs(self, obs: Observations, answers: Sequence[Answer]) -> Tensor:
-        return self.policy.log_probs(obs, answers, temperature=self._algo.temperature).log_probs
+        return self.policy.log_probs(obs, answers, Reading(temperature=self._algo.temperature)).log_probs
 
 
 def mismatch_of(trainer: Tensor, engine: Tensor, counts: Tensor, cap: float) -> dict[str, float]:

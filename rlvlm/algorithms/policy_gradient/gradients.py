@@ -16,7 +16,7 @@ from rlvlm.algorithms.sharding import clip_gradients
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import NumericsError, UsageError
-from rlvlm.policies.protocol import Policy, Prediction, look
+from rlvlm.policies.protocol import Policy, Prediction, Reading, look
 
 _LOG_RATIO_BOUND = 2.0
 """Bound on log-ratios of replies when an update's divergence is measured; otherwise one rare token dominates."""
@@ -180,14 +180,13 @@ class Gradients:
             UsageError: the prediction has another shape.
         """
         look(self._policy, self._env, obs, self._batches.agree)  # others may have played
-        found = self._policy.log_probs(
-            obs,
-            answers,
+        reading = Reading(
             temperature=self._algo.temperature,
             detach_values=self._algo.is_value_detached,
             with_entropies=self._algo.loss.entropy_weight > 0,
             with_token_values=self._batches.has_token_values,
         )
+        found = self._policy.log_probs(obs, answers, reading)
         if list(found.log_probs.shape) != [len(answers), longest]:
             raise UsageError(
                 f"the policy {type(self._policy).__name__} gave log-probs of shape {list(found.log_probs.shape)} for "

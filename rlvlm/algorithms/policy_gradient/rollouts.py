@@ -36,6 +36,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.images import draw_history
 from rlvlm.policies.buckets import Bucket
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 
@@ -64,7 +65,8 @@ class TurnRollouts:
         self.group: Any = LocalRunnerGroup(runner)  # sampled here, saved as a group
         self.engine: Engine | None = self._make_engine()
         self.bucket_bytes = self.engine.bucket_bytes
-        runner.actor = Actor(self.engine, algo.max_reply_tokens, algo.temperature)
+        sampling = ReplySampling(max_new_tokens=algo.max_reply_tokens, temperature=algo.temperature)
+        runner.actor = Actor(self.engine, sampling)
         if algo.loss.entropy_weight or algo.loss.ratio == "weighted":  # otherwise all elements are treated alike
             for slot in runner.slots:
                 slot.action_elements = policy.action_elements

@@ -19,6 +19,7 @@ from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,12 @@ class Actor:
 
     Args:
         engine: engine in process or served.
-        max_reply_tokens: maximum length of a reply, at which it is cut.
-        temperature: temperature of sampling.
+        sampling: settings with which replies are sampled.
     """
 
-    def __init__(self, engine: Engine, max_reply_tokens: int, temperature: float) -> None:
+    def __init__(self, engine: Engine, sampling: ReplySampling) -> None:
         self._engine = engine
-        self._max_reply_tokens = max_reply_tokens
-        self._temperature = temperature
+        self._sampling = sampling
 
     @property
     def version(self) -> int:
@@ -54,16 +53,13 @@ class Actor:
             seeds: seed of each reply.
             greedy: whether to take the most likely token each time.
         """
-        replies = self._engine.reply(
-            self.show(slots), seeds,
-            max_new_tokens=self._max_reply_tokens, temperature=self._temperature, greedy=greedy,
-        )  # fmt: skip
+        replies = self._engine.reply(self.show(slots), seeds, replace(self._sampling, greedy=greedy))
         return [_readable(slot, reply) for slot, reply in zip(slots, replies, strict=True)]
 
     def begin(self, slot: EnvSlot, seed: int) -> Future[Any]:
         """Requests a reply to the present turn of `slot` and returns at once; `end` returns it once it is there."""
         [asked] = self._engine.begin(  # pyright: ignore[reportAttributeAccessIssue] - the config has checked the engine
-            self.show([slot]), [seed], max_new_tokens=self._max_reply_tokens, temperature=self._temperature
+            self.show([slot]), [seed], self._sampling
         )
         return asked
 

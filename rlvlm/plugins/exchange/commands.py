@@ -9,7 +9,7 @@ from typing import Literal
 
 import tyro
 
-from rlvlm.core.checks import check_least
+from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.foreign import visible
@@ -25,13 +25,13 @@ class LeRobotForm:
 
     gripper: GripperUnits | None = None
     """Units of the gripper in the data set. None: those of the imported data, else minus_one_opens, LIBERO's."""
-    image_px: int = 256
+    image_px: PositiveInt = 256
     """Side of drawn images, pixels; those that the folder keeps stay as they are."""
-    fps: int = 20
+    fps: PositiveInt = 20
     """Env steps per second; LIBERO has 20."""
 
     def __post_init__(self) -> None:
-        check_least(self, "lerobot", 1, "image_px", "fps")
+        check_bounds(self, "lerobot")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.protocol import Imitation, Prediction
+from rlvlm.policies.protocol import READING, Imitation, Prediction, Reading
 from rlvlm.policies.vla.offsets import OffsetLoss
 from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, VLAPolicy
 from rlvlm.policies.vla.tokens import (
@@ -86,30 +86,21 @@ class TokenVLA(VLAPolicy):
             values=values.cpu().numpy(),
         )  # fmt: skip
 
-    def log_probs(
-        self,
-        obs: Observations,
-        answers: Sequence[Answer],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
+    def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
         inputs, values = self.inputs(obs), None
         if self.has_values:
-            logits, values = self.with_values(*inputs, detach=detach_values)
+            logits, values = self.with_values(*inputs, detach=reading.detach_values)
         else:
             logits = self(*inputs)
         bins = torch.from_numpy(np.stack([answer["bins"] for answer in answers]).astype(np.int64)).to(logits.device)
-        chosen = log_probs_of(logits, bins, temperature)
-        with torch.set_grad_enabled(with_entropies and torch.is_grad_enabled()):
-            entropies = entropy(logits if with_entropies else logits[:_FEW], temperature)
+        chosen = log_probs_of(logits, bins, reading.temperature)
+        with torch.set_grad_enabled(reading.with_entropies and torch.is_grad_enabled()):
+            entropies = entropy(logits if reading.with_entropies else logits[:_FEW], reading.temperature)
         return Prediction(
             log_probs=chosen,
             values=values,
             entropies=entropies,
-            token_values=None if values is None or not with_token_values else values[:, None].expand_as(chosen),
+            token_values=None if values is None or not reading.with_token_values else values[:, None].expand_as(chosen),
         )
 
     def values(self, obs: Observations) -> Tensor:

@@ -51,15 +51,7 @@ class Engine(Protocol):
         """Stores `frames` [N, H, W, 3] under the keys `images`."""
         ...
 
-    def reply(
-        self,
-        obs: Observations,
-        seeds: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-    ) -> list[SampledReply]:
+    def reply(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
         """Returns replies to `obs`, in order; see `PolicyEngine.reply`."""
         ...
 
@@ -110,32 +102,19 @@ class PolicyEngine(Engine):
     def show(self, images: Sequence[bytes], frames: Frames) -> None:
         self.policy.show(images, frames)
 
-    def reply(
-        self,
-        obs: Observations,
-        seeds: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-    ) -> list[SampledReply]:
+    def reply(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
         """Returns replies to `obs`, in order: texts, or the actions of a policy with an action head, for which only the
         seeds and `greedy` matter.
 
         Args:
             obs: images, which were shown, and user messages, which the policy puts into the model's chat format.
             seeds: seed of each reply, which does not depend on the rest of the batch.
-            max_new_tokens: maximum length of a reply, at which it is cut.
-            temperature: temperature > 0 by which logits are divided; there is no other truncation or filter.
-            greedy: whether to take the most likely token each time; log-probs are still those of `temperature`.
+            sampling: settings for all of them.
 
         Raises:
             MachineError: an image was not shown.
             UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
         """
-        if max_new_tokens < 1 or temperature <= 0:
-            raise ValueError(f"need max_new_tokens >= 1 and temperature > 0, got {max_new_tokens} and {temperature}")
-        sampling = ReplySampling(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy)
         replies: list[SampledReply] = []
         for begin in range(0, len(obs), self.max_batch):
             own = seeds[begin : begin + self.max_batch]

@@ -20,7 +20,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.advantage_prompt import positive
-from rlvlm.policies.protocol import SHOWN_AT_ONCE, Imitation, Prediction, SeenImages
+from rlvlm.policies.protocol import READING, SHOWN_AT_ONCE, Imitation, Prediction, Reading, SeenImages
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -231,25 +231,14 @@ class VLMPolicy(ReplyPolicy):
         return self.backbone.hidden(padded, self._features(images), cache)
 
     def read(
-        self,
-        obs: Observations,
-        tokens: Sequence[IntArray],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-        with_actions: bool = False,
+        self, obs: Observations, tokens: Sequence[IntArray], reading: Reading = READING, *, with_actions: bool = False
     ) -> Prediction:
         """Returns the policy's present prediction of stored replies, with text or an action head.
 
         Args:
             obs: observations that were answered; their images were shown.
             tokens: token ids of the replies.
-            temperature: temperature at which the replies were sampled.
-            detach_values: whether the value head's loss stops at the head.
-            with_entropies: whether to return entropies.
-            with_token_values: whether to return a value before each token.
+            reading: how they were sampled, and what is asked for besides log-probs.
             with_actions: whether to return the action head's prediction after the prompt.
         """
         padded = self.pad(obs, tokens)
@@ -257,17 +246,18 @@ class VLMPolicy(ReplyPolicy):
         before = hidden[:, padded.prompt_length - 1 : -1]  # [B, N, D] what each reply token was drawn from
         mask = padded.is_reply
         chosen, entropies = self.backbone.chosen_log_probs(
-            before[mask], padded.replies[mask], temperature, with_entropies=with_entropies, in_slices=self._recomputes
-        )
+            before[mask], padded.replies[mask], reading.temperature, with_entropies=reading.with_entropies,
+            in_slices=self._recomputes,
+        )  # fmt: skip
         # padding is 0 and not computed: with a large vocabulary each position is expensive
         zeros = torch.zeros(mask.shape, device=self.device)
         token_values = None
-        if with_token_values:
+        if reading.with_token_values:
             scenes = self._scenes(hidden, padded)[:, None].expand_as(before)
-            token_values = self._value(before[mask], scenes[mask], detach_values)
+            token_values = self._value(before[mask], scenes[mask], reading.detach_values)
         return Prediction(
             log_probs=zeros.masked_scatter(mask, chosen),
-            values=self.prompt_values(hidden, padded, detach_values),
+            values=self.prompt_values(hidden, padded, reading.detach_values),
             entropies=None if entropies is None else zeros.masked_scatter(mask, entropies),
             token_values=None if token_values is None else zeros.masked_scatter(mask, token_values),
             actions=self._actions(hidden, padded) if with_actions else None,
@@ -319,31 +309,19 @@ class VLMPolicy(ReplyPolicy):
         with cast_adapters(self.model):
             return sample_replies(self, obs, seeds, sampling)
 
-    def log_probs(
-        self,
-        obs: Observations,
-        answers: Sequence[Answer],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
+    def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
         """See `Policy`; the action of an action head counts as an answer of one token."""
         tokens = [answer["ids"] for answer in answers]
         if self.action_head is None:
-            return self.read(
-                obs, tokens, temperature=temperature, detach_values=detach_values, with_entropies=with_entropies,
-                with_token_values=with_token_values,
-            )  # fmt: skip
-        table, values = self.act_log_probs(obs, detach_values=detach_values)
+            return self.read(obs, tokens, reading)
+        table, values = self.act_log_probs(obs, detach_values=reading.detach_values)
         # as if the action were a reply of one token, so that every loss of replies applies
         chosen = table.gather(-1, torch.tensor(np.stack(tokens), device=table.device))
         return Prediction(
             log_probs=chosen,
             values=values,
-            entropies=-(table.exp() * table).sum(-1, keepdim=True) if with_entropies else None,
-            token_values=values[:, None] if with_token_values else None,
+            entropies=-(table.exp() * table).sum(-1, keepdim=True) if reading.with_entropies else None,
+            token_values=values[:, None] if reading.with_token_values else None,
         )
 
     def values(self, obs: Observations) -> Tensor:

@@ -17,6 +17,7 @@ from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core.episodes import SampledReply, TokenEpisode
 from rlvlm.envs.registry import task_env
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.rewards.config import TurnRewardConfig
 
 ENVS, TURNS, GROUP_SIZE = 6, 3, 2
@@ -92,7 +93,7 @@ def test_every_reply_is_learned_from_once_and_in_time(
     engine: Any = LateEngine(staleness)
     runner, resumed = (TurnRunner(config=config.learning(algo=algo).debugging(seed=0)) for _ in range(2))
     for each in (runner, resumed):
-        each.actor, each.use_newest = Actor(engine, 48, 1.0), partial(use_newest, engine)
+        each.actor, each.use_newest = Actor(engine, ReplySampling(max_new_tokens=48)), partial(use_newest, engine)
     carried: list[dict[str, Any]] = []
 
     def play(version: int) -> Any:

@@ -13,6 +13,7 @@ from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from tests.tiny_policy import tiny_policy
 
@@ -35,7 +36,7 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
 
 @pytest.mark.slow
 def test_an_episode_does_not_depend_on_its_neighbours(tmp_path: Path):
-    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=6, temperature=1.0)
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=6))
     together = play_turns(actor, make_slot, [5, 6, 7], 3, greedy=False)
     alone = play_turns(actor, make_slot, [7], 1, greedy=False)
     texts = [[reply.text for reply in episode.replies] for episode in (together[2], alone[0])]
@@ -46,7 +47,7 @@ def test_an_episode_does_not_depend_on_its_neighbours(tmp_path: Path):
 
 @pytest.mark.slow
 def test_an_evaluation_counts_both_decodings(tmp_path: Path):
-    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=4))
     evaluation, played = turn_player(actor, make_slot, 2).evaluate(2)
     assert len(evaluation.episodes) == len(played) == 2
     assert evaluation.metrics[metrics.EVAL_INVALID] == 1  # four random tokens are no reply
@@ -60,7 +61,7 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
 def test_standing_still_by_hand(tmp_path: Path):
     """On the line from 0 to 5 a minus at 0 changes nothing: who goes on with it stands still, who goes up does not."""
 
-    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=2, temperature=1.0)
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=2))
     (whole,) = play_turns(actor, make_slot, [5], 1, greedy=True)
 
     def cut(images: list[bytes], texts: list[str], terminated: bool = False) -> TokenEpisode:
@@ -79,7 +80,7 @@ def test_standing_still_by_hand(tmp_path: Path):
 
 @pytest.mark.slow
 def test_an_evaluation_counts_milestones_of_any_turn(tmp_path: Path):
-    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), max_reply_tokens=4, temperature=1.0)
+    actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=4))
     slot = make_slot()
     begun = [0.0] * 4
     for place in range(4):  # replies that cannot be read leave everything where it was

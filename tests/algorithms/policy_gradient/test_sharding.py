@@ -23,6 +23,7 @@ from rlvlm.core import metrics
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -52,7 +53,7 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     runner = TurnRunner(config=config)
     policy = config.policy_for(make_env(config.task, config.env_settings, 0))
     policy.value_head[-1].weight.data.normal_(generator=torch.Generator().manual_seed(2))
-    runner.actor = Actor(PolicyEngine(policy, 3), 12, 1.0)
+    runner.actor = Actor(PolicyEngine(policy, 3), ReplySampling(max_new_tokens=12))
     runner.action_elements = policy.action_elements
     learner = begun(config, runner, policy)
     return learner, paid(runner.sample(num_turns=3))

@@ -18,7 +18,7 @@ from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.finite import check_finite
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.protocol import Imitation, Prediction
+from rlvlm.policies.protocol import READING, Imitation, Prediction, Reading
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.flow.kernels import (
     KERNELS,
@@ -202,32 +202,23 @@ class FlowPolicy(VLAPolicy):
         every = nn.functional.pad(drawn.to(self.device), (0, self.network.action_width - drawn.shape[1]))
         return (every[:, None, :] & self.is_real)[:, None]
 
-    def log_probs(
-        self,
-        obs: Observations,
-        answers: Sequence[Answer],
-        *,
-        temperature: float = 1.0,
-        detach_values: bool = False,
-        with_entropies: bool = False,
-        with_token_values: bool = False,
-    ) -> Prediction:
+    def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
         (length, size), device = self._size, self.device
         states, first, drawn = (
             torch.from_numpy(np.stack([answer[name] for answer in answers])) for name in ("states", "first", "drawn")
         )
         cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
         is_noisy = self._has_noise(drawn).expand(-1, states.shape[1] - 1, -1, -1)
-        found, std = self.denoiser(cache, temperature).evaluate(states.to(device), first.to(device), is_noisy)
+        found, std = self.denoiser(cache, reading.temperature).evaluate(states.to(device), first.to(device), is_noisy)
         found, std = (part[..., :length, :size].flatten(1) for part in (found, std))
-        with torch.set_grad_enabled(with_entropies and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(reading.with_entropies and torch.is_grad_enabled()):
             entropies = entropy(std)
-        values = self.network.state_values(cache, detach_values) if self.has_values else None
+        values = self.network.state_values(cache, reading.detach_values) if self.has_values else None
         return Prediction(
             log_probs=found,
             values=values,
             entropies=entropies,
-            token_values=None if values is None or not with_token_values else values[:, None].expand_as(found),
+            token_values=values[:, None].expand_as(found) if values is not None and reading.with_token_values else None,
         )
 
     def values(self, obs: Observations) -> Tensor:

@@ -13,6 +13,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.policies.protocol import Reading
 from rlvlm.policies.vla.build import build_policy, read_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
@@ -63,7 +64,7 @@ def sampling(**settings: Any) -> Sampling:
 def test_before_an_update_every_ratio_is_one(flow: dict[str, Any], num_learned: int) -> None:
     policy, obs, _ = pocket(**flow)
     drawn = policy.sample(obs, sampling(temperature=0.7))
-    found = policy.log_probs(obs, drawn.answers, temperature=0.7)
+    found = policy.log_probs(obs, drawn.answers, Reading(temperature=0.7))
     assert np.abs(found.log_probs.detach().numpy() - drawn.log_probs).max() < 1e-5
     shape = (6, num_learned, 8, 7)
     assert drawn.log_probs.size == np.prod(shape) and drawn.mask.all() and drawn.actions.shape == (6, 8, 7)
@@ -72,7 +73,7 @@ def test_before_an_update_every_ratio_is_one(flow: dict[str, Any], num_learned: 
     assert found.entropies is not None and found.entropies.shape == found.log_probs.shape
     # a row alone, in another order, is what it was in the batch
     rows = [4, 0]
-    alone = policy.log_probs(obs.at(rows), [drawn.answers[row] for row in rows], temperature=0.7).log_probs
+    alone = policy.log_probs(obs.at(rows), [drawn.answers[row] for row in rows], Reading(temperature=0.7)).log_probs
     torch.testing.assert_close(alone, found.log_probs[rows], atol=1e-5, rtol=0)
     # every weight that acts is moved by its gradient
     found.log_probs.sum().backward()
