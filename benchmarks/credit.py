@@ -26,8 +26,8 @@ import tyro
 from matplotlib.figure import Figure
 
 TASKS = {
-    "push_block": "--steps 200000",
-    "number_line": "--steps 30000 --algo.rollout-turns 0 --reward.per episode",
+    "push_block": "--steps 200000 --eval.every-steps 20000",
+    "number_line": "--steps 30000 --eval.every-steps 3000 --algo.rollout-turns 0 --reward.per episode",
 }
 """Options of a run. Whole episodes in groups in both, so that turns can be compared."""
 METHODS = {
@@ -47,8 +47,7 @@ JUDGES = {
     for name in ("best_near", "hand_at_pad")
 }
 """Judges whose errors are by chance, and two whose errors a policy can seek, which know `push_block` alone."""
-COLUMNS = ("task", "judge", "method", "seed", "success", "steps_to_90", "questions_to_90", "questions", "seconds")
-_GOAL = 0.9
+COLUMNS = ("task", "judge", "method", "seed", "success", "questions", "seconds", "curve")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +70,14 @@ class Settings:
     """Time after which no further row is begun."""
     report: Path | None = None
     """Only prints the table of the rows there are, and draws them into this PNG."""
+    goal: float = 0.9
+    """True success whose steps and questions the table counts."""
 
 
-def train(task: str, judge: str, method: str, seed: int, more: str) -> dict[str, float]:
-    """Returns the mean true success of the evaluations in the last fifth of a run; NaN where .9 was not reached."""
+def train(task: str, judge: str, method: str, seed: int, more: str) -> dict[str, float | str]:
+    """Returns the mean true success of the evaluations in the last fifth of a run, and all of them with the env steps
+    and the questions until then.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = f"{TASKS[task]} --reward.source judged {METHODS[method]} {JUDGES[judge]} --seed {seed} {more}"
         words = ["rlvlm.run", task, *options.split(), "--out", f"{folder}/run"]
@@ -86,13 +89,8 @@ def train(task: str, judge: str, method: str, seed: int, more: str) -> dict[str,
             asked = np.array([float(row["env_step"]) for row in csv.DictReader(file)])
     evaluated = [(row["env_steps"], row["eval/success_at_end"]) for row in rows if "eval/success_at_end" in row]
     late = [success for step, success in evaluated if step >= 0.8 * evaluated[-1][0]]
-    reached = next((step for step, success in evaluated if success >= _GOAL), math.nan)
-    return {
-        "success": round(float(np.mean(late)), 4),
-        "steps_to_90": reached,
-        "questions_to_90": float((asked <= reached).sum()) if math.isfinite(reached) else math.nan,
-        "questions": len(asked),
-    }
+    curve = [[step, int((asked <= step).sum()), round(success, 4)] for step, success in evaluated]
+    return {"success": round(float(np.mean(late)), 4), "questions": len(asked), "curve": json.dumps(curve)}
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -103,12 +101,17 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def report(rows: Sequence[dict[str, str]], path: Path) -> None:
+def until(goal: float, curve: str) -> tuple[float, float]:
+    """Returns env steps and questions until the first evaluation of `goal` or more; NaN if there is none."""
+    return next(((steps, asked) for steps, asked, success in json.loads(curve) if success >= goal), (math.nan,) * 2)
+
+
+def report(rows: Sequence[dict[str, str]], path: Path, goal: float) -> None:
     """Prints mean and range over seeds of each cell, and draws success by judge, a line for each method."""
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
     figure = Figure(figsize=(6 * max(len(tasks), 1), 4), layout="constrained")
     panels = figure.subplots(1, max(len(tasks), 1), squeeze=False)[0]
-    sys.stdout.write("task, judge, method, seeds, success (range), steps to .9, questions to .9\n")
+    sys.stdout.write(f"task, judge, method, seeds, success (range), steps and questions to {goal}\n")
     for task, axes in zip(tasks, panels, strict=True):
         for method in METHODS:
             points = []
@@ -118,10 +121,8 @@ def report(rows: Sequence[dict[str, str]], path: Path) -> None:
                     continue
                 success = [float(row["success"]) for row in own]
                 points.append((place, np.mean(success)))
-                reached = [
-                    # a seed that did not get there has no number, so neither has their mean
-                    f"{np.mean([float(row[name]) for row in own]):,.0f}" for name in ("steps_to_90", "questions_to_90")
-                ]  # fmt: skip
+                # a seed that did not get there has no number, so neither has their mean
+                reached = [f"{mean:,.0f}" for mean in np.mean([until(goal, row["curve"]) for row in own], axis=0)]
                 spread = f"{np.mean(success):.2f} ({min(success):.2f} to {max(success):.2f})"
                 sys.stdout.write(f"{task}, {judge}, {method}, {len(own)}, {spread}, {', '.join(reached)}\n")
             if points:
@@ -134,7 +135,7 @@ def report(rows: Sequence[dict[str, str]], path: Path) -> None:
 def main(settings: Settings) -> None:
     """Makes what is missing of the grid, one row after the other, a whole seed first."""
     if settings.report is not None:
-        report(read(settings.out), settings.report)
+        report(read(settings.out), settings.report, settings.goal)
         return
     began = time.time()
     done = {(row["task"], row["judge"], row["method"], int(row["seed"])) for row in read(settings.out)}
