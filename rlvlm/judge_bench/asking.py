@@ -3,9 +3,12 @@
 import hashlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -14,10 +17,23 @@ from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.changes import changed
 from rlvlm.judge_bench.items import CASES, Item, TaskItems
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, questions_at_once
 
 ASKED_AT_ONCE = 64
 """Questions that are drawn and held at once: about 150 MB of clips of eight images."""
+MAX_BYTES_UNDER_WAY = 2**30
+"""Bytes of drawn images above which no further block is drawn before one is answered."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[T]):
+    """Questions that are drawn and not asked yet."""
+
+    ask: Callable[[], T]
+    num_bytes: int = 0
+    """Bytes of their images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,13 +127,64 @@ def ask(
         JudgeUnavailable: every question of a block failed.
     """
     order = asking_order(made, seed)
-    for kind, questions in (order if most is None else first_for_person(made, order, most)).items():
-        for begin in range(0, len(questions), ASKED_AT_ONCE):
+    if most is not None:
+        order = first_for_person(made, order, most)
+    yield from filter(None, side_by_side(judge, blocks(judge, made, order, num_frames, log, is_person=is_person)))
+
+
+def blocks(  # noqa: PLR0913 - all of what `ask` is given
+    judge: Judge | KnowsItems,
+    made: TaskItems,
+    order: Mapping[str, Sequence[tuple[int, bool]]],
+    num_frames: int,
+    log: Callable[[str], None],
+    *,
+    is_person: bool = False,
+) -> Iterator[Work[list[Answer]]]:
+    """Yields the questions of `asking_order`, drawn, block by block; the answers to those that are left out are empty.
+
+    An image is drawn when its block is wanted and in the thread that wants it: renderers belong to one thread.
+    """
+    for kind, questions in order.items():
+        unsupported: list[UnsupportedQuestion] = []
+
+        def answered(block: "_Block", unsupported: list[UnsupportedQuestion] = unsupported) -> list[Answer]:
             try:
-                yield _ask(judge, made, questions[begin : begin + ASKED_AT_ONCE], num_frames, is_person)
+                return [] if unsupported else _ask(judge, block, is_person)
             except UnsupportedQuestion as error:  # of this kind of question; the other may do
-                log(f"{made.task}: {kind} are left out: {first_line(error)}")
+                unsupported.append(error)
+                return []
+
+        for begin in range(0, len(questions), ASKED_AT_ONCE):
+            if unsupported:
                 break
+            block = _drawn(judge, made, questions[begin : begin + ASKED_AT_ONCE], num_frames)
+            yield Work(partial(answered, block), sum(side.nbytes for sides in block.shown for side in sides))
+        if unsupported:
+            log(f"{made.task}: {kind} are left out: {first_line(unsupported[0])}")
+
+
+def side_by_side(judge: object, work: Iterable[Work[T]]) -> Iterator[T]:
+    """Yields the answers to all of `work`, in order. Of a judge that may be asked from several threads as much is under
+    way as keeps it busy, within `MAX_BYTES_UNDER_WAY`; another one is asked here, when the next answer is wanted.
+
+    A caller that closes this generator waits for what is under way: it was paid for.
+    """
+    at_once = questions_at_once(judge)
+    if not at_once:
+        yield from (each.ask() for each in work)
+        return
+    # one more than the judge can hold, so that it has the next block while the last questions of one are answered
+    width = 1 + -(-at_once // ASKED_AT_ONCE)
+    under_way: deque[tuple[Future[T], int]] = deque()
+    with ThreadPoolExecutor(width, thread_name_prefix="asking") as pool:
+        for each in work:
+            under_way.append((pool.submit(each.ask), each.num_bytes))
+            del each  # its images are not needed once they are answered
+            while len(under_way) >= width or sum(size for _, size in under_way) > MAX_BYTES_UNDER_WAY:
+                yield under_way.popleft()[0].result()
+        while under_way:
+            yield under_way.popleft()[0].result()
 
 
 def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]]:
@@ -146,17 +213,31 @@ def first_for_person(
     return {kind: [asked for asked in own if asked[0] in plain][:most] for kind, own in order.items()}
 
 
-def _ask(
-    judge: Judge | KnowsItems, made: TaskItems, block: Sequence[tuple[int, bool]], num_frames: int, is_person: bool
-) -> list[Answer]:
-    asked = [(made.items[place], swapped) for place, swapped in block]
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Questions of one kind about one task."""
+
+    task: str
+    places: Sequence[tuple[int, bool]]
+    """Index of each item, and whether its sides are exchanged."""
+    asked: Sequence[tuple[Item, bool]]
+    shown: Sequence[list[Frames]]
+    """Images of each side of each item; empty for those who know the items."""
+
+
+def _drawn(judge: Judge | KnowsItems, made: TaskItems, places: Sequence[tuple[int, bool]], num_frames: int) -> _Block:
+    asked = [(made.items[place], swapped) for place, swapped in places]
+    shown = _draw(made, asked, num_frames) if isinstance(judge, Judge) else [[] for _ in asked]
+    return _Block(made.task, places, asked, shown)
+
+
+def _ask(judge: Judge | KnowsItems, block: _Block, is_person: bool) -> list[Answer]:
+    asked, shown = block.asked, block.shown
     said: Sequence[Verdict | Score]
     if not isinstance(judge, Judge):
         said = judge.answers(asked)
-        shown: list[list[Frames]] = [[] for _ in asked]
         elapsed = 0.0
     else:
-        shown = _draw(made, asked, num_frames)
         # a block holds only one kind, so one of the two lists is empty
         queries = [
             Query(goal=item.goal, left=s[0], right=s[1]) for (item, _), s in zip(asked, shown, strict=True) if s[1:]
@@ -168,15 +249,15 @@ def _ask(
         ]
         began = time.perf_counter()
         said = judge.compare(queries) if queries else judge.score(clips)
-        elapsed = (time.perf_counter() - began) / len(block)  # drawing is the bench's time and not the judge's
+        elapsed = (time.perf_counter() - began) / len(asked)  # drawing is the bench's time and not the judge's
         if all(answer.status is Status.FAILED for answer in said):
             raise JudgeUnavailable(
-                f"none of {len(said)} questions about {made.task} was answered: {said[0].text or 'no reason given'}",
+                f"none of {len(said)} questions about {block.task} was answered: {said[0].text or 'no reason given'}",
                 "check the judge with `rlvlm doctor`; what was measured before is kept",
             )
     return [
         Answer(
-            task=made.task,
+            task=block.task,
             item=place,
             swapped=swapped,
             status=str(answer.status),
@@ -189,7 +270,7 @@ def _ask(
             cost_usd=np.nan if answer.usage is None or answer.usage.cost_usd is None else answer.usage.cost_usd,
             colours=tuple(_mean_colour(side[-1]) for side in sides),
         )
-        for (place, swapped), answer, sides in zip(block, said, shown, strict=True)
+        for (place, swapped), answer, sides in zip(block.places, said, shown, strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory, SuccessRule
-from rlvlm.judge_bench.asking import ASKED_AT_ONCE, Answer, ask
+from rlvlm.judge_bench.asking import ASKED_AT_ONCE, Answer, Work, asking_order, blocks, side_by_side
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.task_items import shrink
 from rlvlm.judges.agreement import best_threshold
@@ -131,6 +131,22 @@ class _Shown:
     images: dict[tuple[int, int], Frames]
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Episodes that are asked about together."""
+
+    shown: tuple[_Shown, ...]
+    made: TaskItems
+
+    @classmethod
+    def of(cls, shown: Sequence[_Shown]) -> Self:
+        images = {place: image for each in shown for place, image in each.images.items()}
+        items = tuple(item for each in shown for item in each.items)
+        return cls(
+            tuple(shown), TaskItems(task="recorded", items=items, draw=partial(_drawn, images), digest="", looks=())
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _End:
     """Last image of an episode, to compare with that of the next one with its goal."""
@@ -157,8 +173,30 @@ def score_episodes(
     Raises:
         JudgeUnavailable: every question of a block failed; earlier episodes were yielded.
     """
-    group: list[_Shown] = []
+    failures: list[JudgeUnavailable] = []
+
     orders = count()
+    rows: dict[int, list[tuple[int, Item, Answer]]] = {}  # of the group that is being answered, by item
+    last: _Group | None = None
+    for group, answers in side_by_side(judge, _work(judge, films, asked, failures, log)):
+        if isinstance(group, ScoredEpisode):
+            yield group
+        elif answers is None:
+            yield from _scored_group(group, rows, asked, is_whole=not failures)
+            rows, last = {}, None
+        else:
+            last = group
+            for answer in answers:
+                rows.setdefault(answer.item, []).append((next(orders), group.made.items[answer.item], answer))
+    if failures:
+        if last is not None:  # the answers about these episodes are reported first
+            yield from _scored_group(last, rows, asked, is_whole=False)
+        raise failures[0]
+
+
+def _groups(films: Iterable[RobotTrajectory | CorruptEpisode], asked: Asked) -> Iterator["_Group | ScoredEpisode"]:
+    """Yields episodes to ask about together, and those of which nothing can be asked."""
+    group: list[_Shown] = []
     ends: dict[str, _End] = {}
     for number, film in enumerate(films):
         shown = _show(number, film, asked, ends)
@@ -168,11 +206,11 @@ def score_episodes(
         # images of one size are asked about together
         sizes = {image.shape for entry in (*group[:1], shown) for image in entry.images.values()}
         if group and (len(sizes) > 1 or sum(len(entry.items) for entry in group) >= ASKED_AT_ONCE):
-            yield from _ask_group(judge, group, asked, orders, log)
+            yield _Group.of(group)
             group = []
         group.append(shown)
     if group:
-        yield from _ask_group(judge, group, asked, orders, log)
+        yield _Group.of(group)
 
 
 def _show(
@@ -281,29 +319,47 @@ def _items(
     return tuple(items)
 
 
-def _ask_group(
-    judge: Judge, group: Sequence[_Shown], asked: Asked, orders: Iterator[int], log: Callable[[str], None]
-) -> Iterator[ScoredEpisode]:
-    images = {place: image for shown in group for place, image in shown.images.items()}
-    items = tuple(item for shown in group for item in shown.items)
-    made = TaskItems(task="recorded", items=items, draw=partial(_drawn, images), digest="", looks=())
-    answers: dict[int, list[tuple[int, Item, Answer]]] = {}
-    failure: JudgeUnavailable | None = None
+def _work(
+    judge: Judge,
+    films: Iterable[RobotTrajectory | CorruptEpisode],
+    asked: Asked,
+    failures: list[JudgeUnavailable],
+    log: Callable[[str], None],
+) -> Iterator[Work["tuple[_Group | ScoredEpisode, list[Answer] | None]"]]:
+    """Yields the blocks of each group, and after them, or for an episode that is alone, one without answers."""
+    for group in _groups(films, asked):
+        if isinstance(group, _Group):
+            for block in blocks(judge, group.made, asking_order(group.made, asked.seed), asked.num_frames, log):
+                if failures:  # what is under way is still answered
+                    return
+                yield Work(partial(_answered, group, block, failures), block.num_bytes)
+        yield Work(partial(_ended, group))
+
+
+def _answered(
+    group: "_Group", block: Work[list[Answer]], failures: list[JudgeUnavailable]
+) -> "tuple[_Group, list[Answer]]":
     try:
-        for block in ask(judge, made, asked.num_frames, asked.seed, log):
-            for answer in block:
-                answers.setdefault(answer.item, []).append((next(orders), items[answer.item], answer))
+        return group, block.ask()
     except JudgeUnavailable as error:
-        failure = error  # the answers about these episodes are reported first
+        failures.append(error)
+        return group, []
+
+
+def _ended(group: "_Group | ScoredEpisode") -> "tuple[_Group | ScoredEpisode, None]":
+    return group, None
+
+
+def _scored_group(
+    group: "_Group", rows: dict[int, list[tuple[int, Item, Answer]]], asked: Asked, *, is_whole: bool
+) -> Iterator[ScoredEpisode]:
+    """Yields the group's episodes with their `rows`; if not all was answered, those that have some."""
     begin = 0
-    for shown in group:
-        indices = range(begin, begin + len(shown.items))
+    for shown in group.shown:
+        own = [row for index in range(begin, begin + len(shown.items)) for row in rows.get(index, ())]
         begin += len(shown.items)
-        rows = [row for index in indices for row in answers.get(index, ())]
-        if rows or failure is None:
-            yield _scored(shown, rows, asked)
-    if failure is not None:
-        raise failure
+        if own or is_whole:
+            yield _scored(shown, own, asked)
 
 
 def _drawn(images: dict[tuple[int, int], Frames], rows: FloatArray, _: str) -> Frames:

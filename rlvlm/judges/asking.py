@@ -132,6 +132,7 @@ class BatchAsker:
         self._config = config
         self._batches = AdaptiveBatches(config.batch_size, engine.release_memory)
         self.stamp = _stamp(engine, config)
+        self.at_once = 0  # a model in this process is not thread-safe
 
     def run(
         self, items: Sequence[Item], dialogue: Callable[[Item], Dialogue], tell: TellResult = lambda *_: None
@@ -208,6 +209,7 @@ class AsyncAsker:
         # our own engine queues requests itself; a provider limits concurrent requests
         self._gate = asyncio.Semaphore(config.api.concurrency) if config.is_remote else nullcontext()
         self.stamp = _stamp(engine, config)
+        self.at_once = config.max_at_once
 
     async def ask(self, dialogue: Dialogue) -> DialogueResult:
         """Returns the result of one dialogue, with its price if known; cancelling it stops the engine's work on it.

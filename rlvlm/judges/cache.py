@@ -1,15 +1,16 @@
 """Judges that answer from a label store: `CachedJudge` asks each question once, `StoredJudge` never asks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any, TypeVar
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.goal_image import GoalImageJudge
-from rlvlm.judges.judge import Judge, TellingJudge
+from rlvlm.judges.judge import Judge, TellingJudge, questions_at_once
 from rlvlm.labels.records import Images, Question, answer_key, describe
 from rlvlm.labels.store import LabelStore
 
@@ -22,7 +23,8 @@ class CachedJudge:
 
     Failed answers are asked again. All others outlive the process and are shared with every run that uses the store:
     they are written to disk, with their images, before they are returned; those of a `TellingJudge` one by one as they
-    come, so that a killed process has lost none that was paid for.
+    come, so that a killed process has lost none that was paid for. Several threads may ask, if the judge allows it:
+    while one of them waits for an answer, the others wait with it and do not ask again.
 
     Args:
         judge: answers what is not in the store yet.
@@ -34,6 +36,9 @@ class CachedJudge:
         self._judge = judge
         self._store = store
         self._show = show
+        self._lock = Lock()
+        self._asked: dict[str, Future[Any]] = {}
+        """Answers that some thread waits for, by key."""
         self.hits = 0
         """Questions answered from the store."""
         self.misses = 0
@@ -42,6 +47,11 @@ class CachedJudge:
     @property
     def stamp(self) -> Stamp:
         return self._judge.stamp
+
+    @property
+    def at_once(self) -> int:
+        """See `judge.questions_at_once`."""
+        return questions_at_once(self._judge)
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         return self._answer(queries, self._judge.compare)
@@ -56,23 +66,44 @@ class CachedJudge:
         # the key is a hash of goal and pixels: the same on every run and machine
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
-        store.refresh()  # other runs add to the same store meanwhile
-        known: dict[str, Any] = {key: store.find(key) for key in dict.fromkeys(keys)}
-        # a question that comes twice in one call is asked once
-        unknown = {key: place for place, key in enumerate(keys) if known[key] is None}
+        with self._lock:
+            store.refresh()  # other runs add to the same store meanwhile
+            known: dict[str, Any] = {key: store.find(key) for key in dict.fromkeys(keys)}
+            # a question that comes twice in one call, or that another thread has just asked, is asked once
+            unknown = {key: place for place, key in enumerate(keys) if known[key] is None and key not in self._asked}
+            others = {key: self._asked[key] for key, answer in known.items() if answer is None and key not in unknown}
+            self._asked |= {key: Future() for key in unknown}
+            self.misses += len(unknown)
+            self.hits += len(keys) - len(unknown)
+            hits, misses = self.hits, self.misses
         if unknown:
-            asked: list[Any] = [items[place] for place in unknown.values()]
-            with ThreadPoolExecutor(1, thread_name_prefix="label-store") as pool:  # writes while the judge thinks
-                keeper = _Keeper(store, pool, [described[place] for place in unknown.values()])
-                judge = self._judge
-                given = judge.tell_each(asked, keeper.keep) if isinstance(judge, TellingJudge) else ask(asked)
-                fresh = keeper.finish(given)
-            known |= dict(zip(unknown, fresh, strict=True))
-        self.misses += len(unknown)
-        self.hits += len(keys) - len(unknown)
+            known |= self._ask_new({key: (items[place], described[place]) for key, place in unknown.items()}, ask)
+        known |= {key: answer.result() for key, answer in others.items()}
         if self._show is not None:
-            self._show(self.hits, self.misses)
+            self._show(hits, misses)
         return [known[key] for key in keys]
+
+    def _ask_new(
+        self, new: Mapping[str, tuple[Any, tuple[Question, Images]]], ask: Callable[[Sequence[Any]], list[Any]]
+    ) -> dict[str, Any]:
+        """Asks the judge and returns its answers by key, once they are on disk. Threads that wait for them get the
+        same, or the same error.
+        """
+        asked, judge = [item for item, _ in new.values()], self._judge
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="label-store") as pool:  # writes while the judge thinks
+                keeper = _Keeper(self._store, pool, [described for _, described in new.values()])
+                given = judge.tell_each(asked, keeper.keep) if isinstance(judge, TellingJudge) else ask(asked)
+                fresh = dict(zip(new, keeper.finish(given), strict=True))
+        except BaseException as error:
+            with self._lock:
+                for key in new:
+                    self._asked.pop(key).set_exception(error)
+            raise
+        with self._lock:
+            for key, answer in fresh.items():
+                self._asked.pop(key).set_result(answer)
+        return fresh
 
 
 class _Keeper:

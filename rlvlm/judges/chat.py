@@ -41,6 +41,11 @@ class ChatJudge:
     def stamp(self) -> Stamp:
         return self._asker.stamp
 
+    @property
+    def at_once(self) -> int:
+        """See `judge.questions_at_once`."""
+        return self._asker.at_once
+
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         """Returns one verdict per query, in order; a query that cannot be asked has failed.
 

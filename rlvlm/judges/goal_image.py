@@ -12,7 +12,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_bytes
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
 from rlvlm.core.steps import Frames
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, questions_at_once
 from rlvlm.labels.images import MAX_FILE_BYTES, MAX_PIXELS
 from rlvlm.vlms.stills import read_rgb
 
@@ -34,6 +34,11 @@ class GoalImageJudge:
     def stamp(self) -> Stamp:
         """Stamp of the judge inside: the image is part of the question."""
         return self.judge.stamp
+
+    @property
+    def at_once(self) -> int:
+        """See `judge.questions_at_once`."""
+        return questions_at_once(self.judge)
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         return self.judge.compare([replace(query, goal_picture=self.image) for query in queries])

@@ -51,6 +51,13 @@ class Generator(Protocol):
         ...
 
 
+def questions_at_once(judge: object) -> int:
+    """Returns the number of questions that keep a judge busy, as its optional attribute `at_once` says: several threads
+    may then ask it. 0: it is asked from one thread, one call after the other.
+    """
+    return getattr(judge, "at_once", 0)
+
+
 Tell = Callable[[int, Verdict | Score], None]
 """Takes the index of an item and its answer, in any thread."""
 

@@ -9,7 +9,15 @@ import numpy as np
 
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
-from rlvlm.judges.judge import ChatTask, ContinuousJudge, Generator, Judge, Tell, TellingJudge
+from rlvlm.judges.judge import (
+    ChatTask,
+    ContinuousJudge,
+    Generator,
+    Judge,
+    Tell,
+    TellingJudge,
+    questions_at_once,
+)
 from rlvlm.vlms.chats import Chat
 
 SEPARATOR = "\n\n--- the other answer ---\n\n"
@@ -34,6 +42,11 @@ class BothOrders:
     def stamp(self) -> Stamp:
         inner = self._judge.stamp
         return replace(inner, prompt=f"{inner.prompt} both_orders")
+
+    @property
+    def at_once(self) -> int:
+        """See `judge.questions_at_once`."""
+        return questions_at_once(self._judge)
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
         return self.tell_each(queries, lambda *_: None)

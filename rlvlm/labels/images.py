@@ -13,13 +13,12 @@ from PIL import Image
 
 from rlvlm.core.disk import write_whole
 from rlvlm.core.foreign import read_bytes
+from rlvlm.core.png import to_png
 
 MAX_PIXELS = 4096 * 4096
 """Number of pixels above which an image is refused before it is decoded."""
 MAX_FILE_BYTES = 3 * MAX_PIXELS + 2**20
 _HEX = frozenset("0123456789abcdef")
-_FAST = 1
-"""zlib level: a third of the default's time, for files a tenth larger."""
 
 
 class MissingImage(ValueError):  # noqa: N818 - named for what is found
@@ -51,10 +50,8 @@ class ImageStore:
         for digest, image in images:
             is_image = image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size
             if is_image and not (file := self.file(digest)).exists():
-                data = BytesIO()
-                Image.fromarray(np.ascontiguousarray(image)).save(data, format="png", compress_level=_FAST)
                 # not synced, for speed: a file lost or damaged in a power cut no longer matches its name, the digest
-                write_whole(file, data.getvalue(), is_synced=False)
+                write_whole(file, to_png(image), is_synced=False)
                 num_written += 1
         return num_written
 

@@ -10,7 +10,7 @@ import re
 import secrets
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,6 +84,15 @@ class Segments:
         self.damaged: list[tuple[Place, str]] = []
         """Lines that were rejected, with the reason."""
 
+    @property
+    def read_to(self) -> dict[str, int]:
+        """Bytes of each segment that were read, by its name."""
+        return {file.name: end for file, end in self._read_to.items()}
+
+    def skip(self, read_to: Mapping[str, int]) -> None:
+        """Takes so many bytes of each segment, by its name, as read before."""
+        self._read_to = {self._folder / name: end for name, end in read_to.items()}
+
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Adds whole lines in one write, and returns once they are on disk.
 
@@ -108,7 +117,9 @@ class Segments:
         line is added to `damaged` and skipped.
         """
         for file in self._files():
-            for place, line in _whole_lines(file, self._read_to.get(file, 0)):
+            start = self._read_to.get(file, 0)
+            # a store of many runs has thousands of segments, and one of them grows
+            for place, line in _whole_lines(file, start) if file.stat().st_size > start else ():
                 # before decoding, so that a damaged line is reported only once
                 self._read_to[file] = place.offset + place.length + 1
                 try:

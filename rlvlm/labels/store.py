@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import open_inside
 from rlvlm.core.judging import Stamp, Status, Verdict
 from rlvlm.labels.images import ImageStore
+from rlvlm.labels.index import Index
 from rlvlm.labels.records import (
     Answer,
     Images,
@@ -31,7 +33,9 @@ from rlvlm.labels.segments import CorruptLine, Place, Segments, read_record
 
 SCHEMA = 1
 """Version of the format; it rises when older code can no longer read what newer code writes."""
-_MARK, _WHAT = "store.json", "rlvlm label store"
+_MARK, _WHAT, _INDEX = "store.json", "rlvlm label store", "index.bin"
+_INDEXED_FROM = 20_000
+"""Answers from which positions are written into an index."""
 
 
 class LabelStore:
@@ -41,7 +45,8 @@ class LabelStore:
     changed or removed, there is no lock, and a duplicate line is harmless: the first one counts. Lines damaged by a
     crash or the disk are detected by their checksums and affect no others.
 
-    The position of each answer is held in memory, about 300 bytes; texts and images stay on disk.
+    The positions of answers lie in `index.bin`, those of the latest 20,000, or a sixteenth of all, in memory; texts and
+    images stay on disk.
 
     Args:
         folder: folder of the store, created with the first line.
@@ -57,8 +62,12 @@ class LabelStore:
         self._origin = origin or Origin()
         self._is_marked = _check_mark(self.folder)
         self._lines = Segments(self.folder / "lines")
-        # plain tuples and 32 bytes for a key's 64 characters: a million answers then take 300 MB
+        self._index = Index.read(self.folder / _INDEX, self.folder / "lines")
+        self._lines.skip(self._index.covered)
+        # of what the index lacks; plain tuples and 32 bytes for a key's 64 characters
         self._places: dict[bytes, tuple[Path, int, int]] = {}
+        self._lost: set[Place] = set()
+        self._lock = RLock()
 
     @property
     def num_damaged(self) -> int:
@@ -67,37 +76,45 @@ class LabelStore:
 
     def __len__(self) -> int:
         """Number of distinct known answers; `refresh` adds those that others wrote meanwhile."""
-        return len(self._places)
+        known = len(np.unique(self._index.keys)) + self._index.num_new(iter(self._places))
+        return known - len(self._lost)
 
     def refresh(self) -> None:
         """Reads what any process wrote since the last call; costs a folder listing if there is nothing new."""
-        for place, record in self._lines.new_records():
-            if record.get("kind") == "truth":
-                continue
-            try:  # only its position; it is parsed when it is asked for
-                key, is_failed = bytes.fromhex(record["key"]), record["answer"]["status"] == Status.FAILED
-            except (KeyError, TypeError, ValueError) as error:
-                self._lines.report(place, f"its record makes no sense: {type(error).__name__}")
-                continue
-            if not is_failed:
-                # of several answers to one question the first of the earliest segment counts, whoever reads and
-                # however often
-                known, found = self._places.get(key), (place.file, place.offset, place.length)
-                self._places[key] = found if known is None else min(known, found)
+        with self._lock:
+            for place, record in self._lines.new_records():
+                if record.get("kind") == "truth":
+                    continue
+                try:  # only its position; it is parsed when it is asked for
+                    key, is_failed = bytes.fromhex(record["key"]), record["answer"]["status"] == Status.FAILED
+                except (KeyError, TypeError, ValueError) as error:
+                    self._lines.report(place, f"its record makes no sense: {type(error).__name__}")
+                    continue
+                if not is_failed:
+                    # of several answers to one question the first of the earliest segment counts, whoever reads and
+                    # however often
+                    known, found = self._places.get(key), (place.file, place.offset, place.length)
+                    self._places[key] = found if known is None else min(known, found)
+            if len(self._places) >= max(_INDEXED_FROM, len(self._index.keys) // 16):
+                self._write_index()
 
     def find(self, key: str) -> Answer | None:
         """Returns the answer with this `answer_key`; None if there is no valid one."""
-        place = self._places.get(bytes.fromhex(key))
-        if place is None:
-            return None
-        try:
-            item = from_record(read_record(Place(*place)))
-        except (CorruptLine, OSError) as error:
-            self._lines.report(Place(*place), str(error))
-            del self._places[bytes.fromhex(key)]
-            return None
-        # the line was read again just now, so its content is checked again
-        return item.answer if isinstance(item, StoredAnswer) and item.key == key else None
+        name = bytes.fromhex(key)
+        places = [*self._index.find(name), *([Place(*self._places[name])] if name in self._places else [])]
+        for place in sorted(places, key=lambda place: (place.file, place.offset)):
+            if place in self._lost:
+                continue
+            try:
+                item = from_record(read_record(place))
+            except (CorruptLine, OSError) as error:
+                self._lines.report(place, str(error))
+                self._lost.add(place)
+                continue
+            # the line was read again just now, so its content is checked again
+            if isinstance(item, StoredAnswer) and item.key == key:
+                return item.answer
+        return None
 
     def add_answers(self, answers: Sequence[tuple[Question, Answer]]) -> None:
         """Appends answers to disk before it returns. Failed ones are recorded but never found.
@@ -215,10 +232,21 @@ class LabelStore:
             except CorruptLine as damage:
                 reader.report(place, str(damage))
 
+    def _write_index(self) -> None:
+        """Moves the positions from memory into the index."""
+        file, joined = self.folder / _INDEX, self._index.joined(self._places, self._lines.read_to)
+        # of a folder that cannot be written it stays in memory, at a tenth of what it took
+        with suppress(OSError):
+            joined.write(file)
+            joined = Index.read(file, joined.folder)
+        self._index, self._places = joined, {}
+
     def _append(self, items: Sequence[StoredAnswer | Truth]) -> None:
         if items:
-            self.mark()
-            self._lines.append([to_record(item) for item in items])
+            records = [to_record(item) for item in items]
+            with self._lock:
+                self.mark()
+                self._lines.append(records)
 
 
 def is_store(folder: Path) -> bool:

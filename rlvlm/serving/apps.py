@@ -68,17 +68,15 @@ def start_judge(
         check_environment(judge, placement)
         app = app or _unique("judge", name)
         _start(bind_judge(judge, placement, build), app, placement, "judge", "serve")
+    # an app that runs already may have any number of replicas, whatever this run's settings say
+    copies = max(placement.num_replicas, placement.max_replicas, _num_running(placement.app))
     client = ServedJudge(
         placement.app or app,
         timeout_s=placement.timeout_s,
         retries=placement.retries,
         # one by one where each answer is paid for: it is kept as soon as it comes
         batch_size=1 if judge.is_remote else judge.batch_size,
-        in_flight=max(
-            judge.api.concurrency if judge.is_remote else IN_FLIGHT,
-            2 * placement.num_replicas,
-            2 * placement.max_replicas,
-        ),
+        in_flight=max(judge.api.concurrency if judge.is_remote else IN_FLIGHT, 2 * copies),
         run=_unique("", name),
     )
     try:
@@ -290,6 +288,14 @@ def _statuses() -> Mapping[str, ApplicationStatusOverview]:
     except (RayError, RayServeException, TimeoutError) as error:
         logger.warning("Serve does not say what runs: %s", type(error).__name__)
         return {}
+
+
+def _num_running(app: str) -> int:
+    """Returns the number of replicas that answer for an app; 0 if there is none of that name."""
+    status = _statuses().get(app)
+    deployments = status.deployments.values() if status else ()
+    states = [pair for deployment in deployments for pair in deployment.replica_states.items()]
+    return sum(count for state, count in states if state == "RUNNING")
 
 
 def _not_running(names: Sequence[str], statuses: Mapping[str, ApplicationStatusOverview]) -> list[str]:

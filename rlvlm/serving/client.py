@@ -270,6 +270,8 @@ class ServedJudge:
             run: name of the asking run; runs share a server evenly. If empty, a name is generated.
         """
         self.app = app
+        self.at_once = in_flight * batch_size
+        """See `judge.questions_at_once`."""
         self._in_flight = in_flight
         self._run = run or f"client-{uuid.uuid4().hex[:8]}"
         self._batch_size = batch_size

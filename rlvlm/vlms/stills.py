@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rlvlm.core import png
+
 _ORIENTATION = 0x0112
 """EXIF tag of the camera's orientation (Exif 2.32, section 4.6.4)."""
 _UPRIGHT = {
@@ -42,8 +44,10 @@ def read_rgb(file: Path | BinaryIO, formats: Sequence[str], max_pixels: int) -> 
 
 def to_png(image: NDArray[np.uint8], *, is_small: bool = False) -> bytes:
     """Encodes the image [H, W, 3] as a PNG; with `is_small` in fewer bytes but more time."""
+    if not is_small:
+        return png.to_png(image)
     stream = BytesIO()
-    Image.fromarray(image).save(stream, "PNG", optimize=is_small)
+    Image.fromarray(image).save(stream, "PNG", optimize=True)
     return stream.getvalue()
 
 

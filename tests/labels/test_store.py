@@ -17,7 +17,7 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Usage, Verdict
 from rlvlm.judges.cache import CachedJudge
-from rlvlm.labels import store
+from rlvlm.labels import segments, store
 from rlvlm.labels.export import SCHEMA, export_parquet
 from rlvlm.labels.images import image_digest
 from rlvlm.labels.records import Origin, Question, Truth, answer_key, describe, from_record, to_record
@@ -173,7 +173,9 @@ def test_a_flipped_byte_costs_its_line_alone(tmp_path):
         assert lost <= 2 and (lost == 1 or harmed[place] == 10 or whole[place] == 10)
 
 
-def test_a_line_that_changes_under_a_reader_is_not_believed(tmp_path):
+@pytest.mark.parametrize("indexed_from", [1, 1_000])
+def test_a_line_that_changes_under_a_reader_is_not_believed(tmp_path, monkeypatch, indexed_from):
+    monkeypatch.setattr(store, "_INDEXED_FROM", indexed_from)
     fill(tmp_path / "s", [1])
     opened = open_store(tmp_path / "s")
     file = segment_of(tmp_path / "s")
@@ -302,8 +304,10 @@ def test_answers_of_one_second_are_read_in_the_order_in_which_they_were_written(
     assert [item.key for item in open_store(tmp_path / "s").answers()] == [key_of(number) for number in range(22)]
 
 
-def test_one_answer_counts_whenever_the_store_is_read(tmp_path):
+@pytest.mark.parametrize("indexed_from", [1, 1_000])
+def test_one_answer_counts_whenever_the_store_is_read(tmp_path, monkeypatch, indexed_from):
     """The first writer answers last: who has read the second's answer meanwhile agrees with who comes afterwards."""
+    monkeypatch.setattr(store, "_INDEXED_FROM", indexed_from)
     question = make_question(0)
     first = fill(tmp_path / "s", [1])
     fill(tmp_path / "s", [2]).add_answers([(question, make_verdict(2, question))])
@@ -344,6 +348,36 @@ def test_memory_holds_places_not_answers_and_opening_takes_seconds(
     assert len(opened) == num_labels
     assert held < 500, "bytes per label; a line has about 900"
     assert most_s is None or elapsed_s < most_s
+
+
+def test_a_large_store_is_opened_by_its_index_and_a_damaged_one_costs_no_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_INDEXED_FROM", 8)
+    folder, index = tmp_path / "s", tmp_path / "s" / "index.bin"
+
+    def found(opened: LabelStore, count: int) -> bool:
+        return len(opened) == count and all(
+            opened.find(key_of(number)) == make_verdict(number, make_question(number)) for number in range(count)
+        )
+
+    fill(folder, range(20))
+    assert found(open_store(folder), 20) and index.exists()
+    whole = index.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "decode_line", lambda line: pytest.fail("a line was read"))
+        opened = open_store(folder)
+    assert found(opened, 20)
+    fill(folder, range(20, 25))
+    opened.refresh()
+    assert found(opened, 25) and found(open_store(folder), 25)
+    other = whole.replace(json.dumps([*(folder / "lines").iterdir()][0].name).encode(), b'"../store.json"')
+    for damaged in (b"", whole[:-5], whole[:40], other, os.urandom(500), (2**60).to_bytes(8, "little") + whole[8:]):
+        index.write_bytes(damaged)
+        assert found(open_store(folder), 25)
+    # numbers that lead nowhere, behind a right header
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    index.write_bytes(whole[:begin] + os.urandom(len(whole) - begin))
+    assert all(open_store(folder).find(key_of(number)) in (None, make_verdict(number, make_question(number)))
+               for number in range(25))  # fmt: skip
 
 
 def test_marking_a_folder_that_another_is_marking(tmp_path):

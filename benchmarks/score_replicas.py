@@ -1,0 +1,140 @@
+"""Questions a second of `rlvlm score` with 1 to 64 replicas of a served judge, beside what the replicas could answer:
+
+    python benchmarks/score_replicas.py --replicas 1 2 4 8 16 64 --batches 40
+
+The judge sleeps half a second for each batch of sixteen questions, as one on other machines would leave this one idle:
+what is measured is reading, asking and keeping. `--clips growing` shows clips of up to eight images, `--noise` images
+that do not compress. Every setting keeps its answers in a new label store. A table of Markdown comes out at the end.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+import numpy as np
+import psutil
+import tyro
+
+from rlvlm.core.errors import UnsupportedQuestion
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
+from rlvlm.demonstrations.trajectory import RobotTrajectory
+from rlvlm.judge_bench.scoring import Asked, score_episodes
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.labels.store import LabelStore
+from rlvlm.runs.ray_session import ray_session
+from rlvlm.serving.apps import start_judge
+from rlvlm.serving.config import PlacementConfig
+
+BATCH, BATCH_S = 16, 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    replicas: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batches: float = 40.0
+    """Batches of sixteen questions for each replica."""
+    frames: int = 64
+    """Frames of an episode, all of which are asked about."""
+    size_px: int = 96
+    clips: Literal["last", "growing"] = "last"
+    store: bool = True
+    """Whether answers and images are kept, as `rlvlm score` does; else the judge is asked alone."""
+    noise: bool = False
+
+
+class SleepingJudge:
+    """Scores by the brightness of one pixel, after half a second for each batch."""
+
+    stamp = Stamp(judge="sleeping", revision="", prompt="none", decoding="")
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        raise UnsupportedQuestion("it only scores", "")
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        time.sleep(BATCH_S * -(-len(clips) // BATCH))
+        return [
+            Score(status=Status.OK, value=float(clip.frames[-1, 0, 0, 0]) / 255, stamp=self.stamp) for clip in clips
+        ]
+
+
+def build(config: JudgeConfig) -> SleepingJudge:
+    return SleepingJudge()
+
+
+def films(config: Config, questions: int) -> Iterator[RobotTrajectory]:
+    """Episodes in memory, so that nothing is decoded; no two images are equal."""
+    rng = np.random.default_rng(0)
+    ground = np.linspace(0, 255, config.size_px)
+    scene = (np.add.outer(ground, ground)[..., None] / np.array([2, 3, 4])).astype(np.uint8)
+    for number in range(questions // config.frames):
+
+        def look(steps: Any, number: int = number) -> Any:
+            shown = np.repeat(scene[None, None], len(steps), 0)
+            shown[:, 0, :, :4] = rng.integers(0, 256, (len(steps), config.size_px, 4, 3), np.uint8)
+            return rng.integers(0, 256, shown.shape, np.uint8) if config.noise else shown
+
+        zeros = np.zeros((config.frames, 1), np.float32)
+        yield RobotTrajectory(
+            name=str(number),
+            file=Path("memory"),
+            instruction="open the drawer",
+            actions=zeros,
+            proprio=zeros,
+            look=look,
+        )
+
+
+def cpu_s() -> float:
+    """Processor seconds of this process and all that it started, so far."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def measure(config: Config, replicas: int) -> str:
+    questions = max(1, round(config.batches * BATCH * replicas / config.frames)) * config.frames
+    asked = Asked(questions=frozenset(["progress"]), every=1, grows=config.clips == "growing", size_px=config.size_px)
+    with ExitStack() as stack:
+        placement = PlacementConfig(num_replicas=replicas, num_cpus=0.01, timeout_s=600)
+        judge_config, app = JudgeConfig(batch_size=BATCH), f"by-{replicas}"
+        stack.enter_context(start_judge(judge_config, placement, app, build, app=app))
+        # as `rlvlm score --app` finds it
+        served = stack.enter_context(start_judge(judge_config, PlacementConfig(app=app, timeout_s=600), app))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        judge: Any = CachedJudge(served, LabelStore(folder / "store")) if config.store else served
+        list(score_episodes(judge, films(config, config.frames), asked))  # connects
+        began, cpu, answered = time.perf_counter(), cpu_s(), 0
+        for episode in score_episodes(judge, films(config, config.frames + questions), asked):
+            # the first was asked before
+            answered += sum(answer.status == "ok" for _, _, answer in episode.rows) if episode.number else 0
+        wall, cpu = time.perf_counter() - began, cpu_s() - cpu
+    assert answered == questions, f"{answered} answers to {questions} questions"
+    rate, ideal = questions / wall, replicas * BATCH / BATCH_S
+    memory = psutil.Process().memory_info().rss / 2**20
+    return (
+        f"| {replicas} | {questions:,} | {rate:,.0f} | {rate / ideal:.2f} | {1000 * cpu / questions:.2f} "
+        f"| {max(0.0, 1 - rate / ideal):.0%} | {memory:,.0f} |"
+    )
+
+
+def main() -> None:
+    config = tyro.cli(Config, description=__doc__)
+    rows = []
+    with ray_session(num_workers=2):
+        for replicas in config.replicas:
+            rows.append(measure(config, replicas))
+            print(rows[-1], flush=True)
+    head = "| replicas | questions | a second | of the ideal | processor ms a question | idle | MiB here |"
+    print("\n".join([f"\nload {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores\n", head, "|---" * 7 + "|", *rows]))
+
+
+if __name__ == "__main__":
+    main()
