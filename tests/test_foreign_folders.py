@@ -65,7 +65,7 @@ KNOWN = {
     "demonstrations/evaluations.py: _inspect_trials: read_json": "the log that the user named",
     "demonstrations/evaluations.py: is_evaluation: read_json": "the log that the user named",
     "demonstrations/folder.py: add: open": "writes, and looks at the end of the lines to which it appends",
-    "demonstrations/libero_hdf5.py: _opened: h5py.File": "a stream of open_inside",
+    "plugins/exchange/libero_hdf5.py: _opened: h5py.File": "a stream of open_inside",
     "demonstrations/recorded_labels.py: read_labels: pq.read_schema": "a stream of open_regular",
     "demonstrations/recorded_labels.py: read_labels: read_table": "the labels that the user named",
     "demonstrations/tables.py: _table: pq.read_metadata": "a stream",
@@ -283,7 +283,7 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Iterator[Any]]
     "label store": (make_store, read_store),
 }
 if "exchange" not in guests():
-    READERS = {name: reader for name, reader in READERS.items() if name not in ("RLDS", "chats")}
+    READERS = {name: reader for name, reader in READERS.items() if name not in ("RLDS", "chats", "LIBERO's HDF5")}
 
 
 def replaced(name: str) -> Callable[[Path, Path], None]:

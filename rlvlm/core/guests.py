@@ -120,7 +120,7 @@ class Guest:
     section has no effect without the guest's own judges and checkpoints. Its static method `current`, if it has one,
     brings saved settings of earlier versions to today's form."""
     formats: Mapping[str, DataFormat] = field(default_factory=dict)
-    """Formats of recorded episodes; those of the core are recognised first."""
+    """Formats of recorded episodes; those of the core are recognised first, but for films."""
     objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Short names for settings that take a user's own object: by setting, e.g. `reward.teacher`, the `module:NAME` that
     each stands for. A name that ships means what it did."""

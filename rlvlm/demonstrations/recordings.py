@@ -1,10 +1,10 @@
 """Recorded episodes of any format as trajectories with images: `rlvlm score` asks a judge about them.
 
-Formats: a data set of LeRobot's, LIBERO's HDF5 files, a folder of ours, an evaluation of inspect-robots or
-LeRobot (`evaluations`), or MP4 videos. Videos have their goals beside
-them: `clip.txt` beside `clip.mp4`; one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, if
-known, `success`, as in Hugging Face's video folders; or a CSV or Parquet table with the columns of RoboReward (`video`,
-`task`, `reward` 1 to 5) or Robometer (`frames`, `task`, `quality_label`, `partial_success`). All input is untrusted.
+Formats: a data set of LeRobot's, a folder of ours, an evaluation of inspect-robots or LeRobot (`evaluations`), those of
+guests, or MP4 videos. Videos have their goals beside them: `clip.txt` beside `clip.mp4`; one `metadata.csv` or
+`metadata.jsonl` with the columns `file_name`, `goal` and, if known, `success`, as in Hugging Face's video folders; or a
+CSV or Parquet table with the columns of RoboReward (`video`, `task`, `reward` 1 to 5) or Robometer (`frames`, `task`,
+`quality_label`, `partial_success`). All input is untrusted.
 """
 
 import csv
@@ -27,12 +27,11 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.evaluations import is_evaluation, read_evaluation
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import default_camera, read_lerobot
-from rlvlm.demonstrations.libero_hdf5 import CAMERAS, ENDINGS, read_libero
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
 from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
 
-FORMS = ("lerobot", "folder", "evaluation", "libero", "videos")
+FORMS = ("lerobot", "folder", "evaluation", "videos")
 """Formats of the core; guests may add others."""
 Draw = Callable[[FloatArray, str], Frames]
 """Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
@@ -78,8 +77,6 @@ class Recordings:
         if self.form == "lerobot":
             camera = self.camera or default_camera(self.path)  # otherwise all would be decoded
             found = read_lerobot(self.path, CutConfig(cameras=(camera,), late=False))
-        elif self.form == "libero":
-            found = map(_turned, read_libero(self.path, CutConfig(cameras=(self.camera or CAMERAS[0],), late=False)))
         elif self.form == "evaluation":
             found = read_evaluation(self.path, self.camera)
         elif self.camera and self.form == "videos":
@@ -146,14 +143,12 @@ def find_form(path: Path) -> str:
         return "folder"
     if is_evaluation(path):
         return "evaluation"
-    ending = path.suffix.lower()  # cameras and Windows write them in capitals
-    if ending in ENDINGS or files_ending(path, *ENDINGS):
-        return "libero"
-    if ending in (FILM, *TABLES) and path.is_file() or files_ending(path, FILM):
-        return "videos"
     for name, form in with_guests("formats", {}).items():
         if load(form.is_here)(path):
             return name
+    # last, because films may lie beside other data; cameras and Windows write endings in capitals
+    if path.suffix.lower() in (FILM, *TABLES) and path.is_file() or files_ending(path, FILM):
+        return "videos"
     raise UsageError(
         f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
         "name the folder of a LeRobot data set or of lerobot-eval, a log of inspect-robots, LIBERO's HDF5 files, a "
@@ -173,15 +168,6 @@ def recordings_digest(episodes: Iterable[RobotTrajectory | CorruptEpisode]) -> s
         for array in (film.actions, film.proprio, film.rewards, film.indices):
             digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _turned(film: RobotTrajectory | CorruptEpisode) -> RobotTrajectory | CorruptEpisode:
-    """Rotates LIBERO's upside-down images by half a turn, to match our envs and published policies."""
-    if isinstance(film, CorruptEpisode):
-        return film
-    # several files may each have a demo_0
-    name, look = f"{film.file.stem}/{film.name}", film.look
-    return replace(film, name=name, look=lambda steps: look(steps)[:, :, ::-1, ::-1])
 
 
 def _image_names(record: EpisodeRecord) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import av
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +25,6 @@ from tests.recorded_data import (
     trajectory,
     write_film,
     write_lerobot,
-    write_libero,
 )
 
 
@@ -100,20 +98,6 @@ def test_endings_in_capitals_and_numbers_of_pandas_are_read(tmp_path: Path) -> N
     (videos / "T.CSV").write_bytes(b"\xef\xbb\xbffile_name,goal,success\na.mp4,x,1.0\na.mp4,y,0.0\nGOPR0001.MP4,z,\n")
     rows = [(episode.instruction, episode.success) for episode in read(videos / "T.CSV")]
     assert rows == [("x", True), ("y", False), ("z", None)]
-    libero = tmp_path / "libero"
-    libero.mkdir()
-    write_libero(libero / "x_demo.HDF5", GREEN, [trajectory(5)], is_own=True)
-    assert [episode.instruction for episode in read(libero)] == [GREEN]
-
-
-def test_an_hdf5_file_without_states_and_actions_is_judged(tmp_path: Path) -> None:
-    file = tmp_path / "x_demo.hdf5"
-    write_libero(file, GREEN, [trajectory(5)], is_own=False)
-    with h5py.File(file, "r+") as target:
-        for name in ("actions", "obs/ee_states", "obs/gripper_states"):
-            del target[f"data/demo_0/{name}"]
-    (episode,) = read(tmp_path)
-    assert len(episode.actions) == 5 and episode.digest and episode.images(np.arange(5)).any()
 
 
 # --- LeRobot

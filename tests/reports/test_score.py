@@ -23,6 +23,7 @@ from frameworks import python_of
 
 from rlvlm.cli import run_command
 from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.guests import guests
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.folder import create_folder
@@ -47,7 +48,8 @@ CURVES = ([0, 0.3, 0.6, 0.9], [0, 0.2, 0.3, 0.3], [0, 0.9, 0.5, 0.1], [0, 0.2, 0
 """Progress at frames 0, 4, 8 and 12, linear between them."""
 LOST = (1, 2)
 """Episodes that the data call failures; the fourth is a success that never looks like one."""
-FORMS = ("v2.1 video", "v3.0 video", "v3.0 image", "libero", "folder", "turns", "videos", "metadata")
+FORMS = ("v2.1 video", "v3.0 video", "v3.0 image", "folder", "turns", "videos", "metadata")
+FORMS += ("libero",) * ("exchange" in guests())
 
 
 def dim(images, goal):

@@ -1,6 +1,6 @@
-"""What this guest adds: `rlvlm data import` and `rlvlm data export`."""
+"""What this guest adds: `rlvlm data import` and `rlvlm data export`, and LIBERO's HDF5 files for `rlvlm score`."""
 
-from rlvlm.core.guests import Command, Guest
+from rlvlm.core.guests import Command, DataFormat, Guest
 
 GUEST = Guest(
     about="demonstrations from and for other projects",
@@ -14,5 +14,11 @@ GUEST = Guest(
             call="rlvlm.plugins.exchange.commands:import_file",
             text="Import chats or recorded robot trajectories into a folder of demonstrations.",
         ),
+    },
+    formats={
+        "libero": DataFormat(
+            is_here="rlvlm.plugins.exchange.libero_hdf5:is_libero",
+            read="rlvlm.plugins.exchange.libero_hdf5:read_recorded",
+        )
     },
 )

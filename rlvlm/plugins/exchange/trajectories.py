@@ -19,12 +19,12 @@ from rlvlm.demonstrations.chunk_form import form_of
 from rlvlm.demonstrations.collect import Log
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
-from rlvlm.demonstrations.libero_hdf5 import read_libero
-from rlvlm.demonstrations.recordings import FORMS, Recordings, recordings_digest
+from rlvlm.demonstrations.recordings import Recordings, recordings_digest
 from rlvlm.demonstrations.records import SOURCE_DIGEST, SOURCE_EPISODE, SOURCE_FRAMES, EpisodeRecord
 from rlvlm.demonstrations.trajectory import CorruptEpisode, Cut, CutConfig, GripperUnits, RobotTrajectory, cut, opened
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import image_digest
+from rlvlm.plugins.exchange.libero_hdf5 import read_libero
 from rlvlm.plugins.exchange.rlds import read_rlds
 
 Source = Literal["libero", "lerobot", "rlds"]
@@ -90,7 +90,7 @@ def import_trajectories(
     counts: Counter[str] = Counter()
     # by which `rlvlm score` names these data, so that its labels hold for what is made of them
     camera, unseen = next(iter(config.cameras), ""), list[CorruptEpisode]()
-    digest = recordings_digest(Recordings(path=source, form=form, camera=camera)) if form in FORMS else ""
+    digest = recordings_digest(Recordings(path=source, form=form, camera=camera)) if form != "rlds" else ""
     for number, trajectory in enumerate(chain([first], trajectories)):
         origin = number + len(torn)  # labels count episodes that cannot be read too
         name = _name_of(form, trajectory)

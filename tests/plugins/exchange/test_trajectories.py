@@ -22,7 +22,6 @@ from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
 from rlvlm.demonstrations.collect import Perturbation, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
-from rlvlm.demonstrations.libero_hdf5 import read_libero
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, cut, moving, opened
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.libero.env import to_robosuite
@@ -30,9 +29,10 @@ from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.suites import SUITES
 from rlvlm.judge_bench.task_items import recorded_items
+from rlvlm.plugins.exchange.libero_hdf5 import read_libero
 from rlvlm.plugins.exchange.rlds import _example_class
 from rlvlm.plugins.exchange.trajectories import Source, import_trajectories
-from tests.demonstrations.test_recordings import write_images
+from tests.demonstrations.test_recordings import read, write_images
 from tests.recorded_data import (
     FPS,
     GREEN,
@@ -603,3 +603,15 @@ def test_images_without_states_and_actions_are_not_learned_from(tmp_path: Path) 
     root = write_images(tmp_path / "red", {"front": {}}, {"front": red}, numbers=False)
     with pytest.raises(UsageError, match="has no actions and no states"):
         take(root, "lerobot", tmp_path / "out", success="assumed")
+
+
+def test_an_hdf5_file_without_states_and_actions_is_judged_upright(tmp_path: Path) -> None:
+    file = tmp_path / "x_demo.HDF5"  # cameras and Windows write endings in capitals
+    write_libero(file, GREEN, [trajectory(5)], is_own=True)
+    with h5py.File(file, "r+") as target:
+        for name in ("actions", "obs/ee_states", "obs/gripper_states"):
+            del target[f"data/demo_0/{name}"]
+        (stored,) = target["data/demo_0/obs/agentview_rgb"][:1]
+    (episode,) = read(tmp_path)
+    assert len(episode.actions) == 5 and episode.digest and episode.instruction == GREEN
+    assert stored.any() and np.array_equal(episode.images(np.arange(1))[0, 0], stored[::-1, ::-1])

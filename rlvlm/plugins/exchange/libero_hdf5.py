@@ -7,8 +7,9 @@ put into `data`'s attributes differs for a third of the tasks, and is used only 
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,27 @@ from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
 
 ENDINGS = (".hdf5", ".h5")
 CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")
+
+
+def is_libero(path: Path) -> bool:
+    """Returns whether `path` is an HDF5 file, or a folder of some."""
+    return path.suffix.lower() in ENDINGS or bool(files_ending(path, *ENDINGS))
+
+
+def read_recorded(source: Path, camera: str) -> Iterator[RobotTrajectory | CorruptEpisode]:
+    """Yields the demonstrations as `rlvlm score` shows them to a judge: every image counts, above all the last one, and
+    they are rotated by half a turn, to match our envs and published policies.
+    """
+    for film in read_libero(source, CutConfig(cameras=(camera or CAMERAS[0],), late=False)):
+        if isinstance(film, CorruptEpisode):
+            yield film
+            continue
+        # several files may each have a demo_0
+        yield replace(film, name=f"{film.file.stem}/{film.name}", look=partial(_turned, film.look))
+
+
+def _turned(look: Callable[[NDArray[np.intp]], Frames], steps: NDArray[np.intp]) -> Frames:
+    return look(steps)[:, :, ::-1, ::-1]
 
 
 def read_libero(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | CorruptEpisode]:
