@@ -26,9 +26,8 @@ def ball_in(images: np.ndarray) -> np.ndarray:
 
 
 def near(images: np.ndarray, goal: str) -> np.ndarray:
-    """A judge that is right: 1 in the ring, and outside how near the ball is to it."""
-    left = np.linalg.norm(ball_in(images) - RING, axis=1)
-    return np.where(left < 0.1, 1.0, np.clip(0.8 * (1 - left), 0, 1))
+    """A judge that is right: how near the ball is to the middle of the ring."""
+    return np.clip(1 - np.linalg.norm(ball_in(images) - RING, axis=1), 0, 1)
 
 
 def column(images: np.ndarray, goal: str) -> np.ndarray:

@@ -174,14 +174,14 @@ JUDGE_KNOWN_SHIFT = "judge/known_shift"
 JUDGE_ALARM = "judge/alarm"
 """0, or the key in `JUDGE_ALARMS` of the first fault."""
 JUDGE_ALARMS = {
-    1: "failures are called successes more often than before the run",
-    2: "failures are called successes more often than at first, while the scores rise",
+    1: "failures score like successes more often than before the run",
+    2: "failures score like successes more often than at first, while the scores rise",
     3: "episodes shown backwards or with another goal score as high",
     4: "successes do not score above failures",
     5: "the robot's movement scores as high without the thing that it was to move",
     6: "episodes score above known successes",
     7: "episodes are called successes before anything happened",
-    8: "known items are scored otherwise than before the run",
+    8: "known items are answered otherwise than before the run",
     9: "clear labels are wrong in a part of the way, more often than at first",
     10: "clear labels are hardly right",
     11: "the learned return rises where the truth falls",

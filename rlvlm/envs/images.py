@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import StepEnv, TurnEnv
 
-_PATH_MOMENTS = 16
+PATH_MOMENTS = 16
+"""Moments along which the way of the hand is drawn for a judge."""
 
 
 def draw_history(env: TurnEnv, snapshots: FloatArray) -> Frames:
@@ -52,7 +53,7 @@ class FrameStore:
     @property
     def path_moments(self) -> int:
         """Number of moments through which the hand's path is drawn on a judge's last image; 0: no path."""
-        return _PATH_MOMENTS if self._env.draws_path else 0
+        return PATH_MOMENTS if self._env.draws_path else 0
 
     def paint_path(self, image: NDArray[np.uint8], path: FloatArray) -> NDArray[np.uint8]:
         """Draws on `image` [H, W, 3] the hand's path through the moments `path` [P, S]; see `Env.draw_path`."""

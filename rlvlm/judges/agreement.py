@@ -216,10 +216,12 @@ def wilson_interval(hits: int, count: int, confidence: float = 0.95) -> tuple[fl
 
     Source: Wilson 1927, JASA 22, p. 209. Correct near 0 and 1 too, where the normal interval has no width.
     """
-    from scipy.stats import binomtest  # takes half a second
-
-    bounds = binomtest(hits, count).proportion_ci(confidence, method="wilson")
-    return float(bounds.low), float(bounds.high)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share, weight = hits / count, 1 / (1 + z**2 / count)
+    middle = weight * (share + z**2 / (2 * count))
+    reach = weight * z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    # rounding must not leave a share of 0 or 1 outside
+    return (middle - reach if hits else 0.0), (middle + reach if hits < count else 1.0)
 
 
 def has_risen(now: tuple[int, int], before: tuple[int, int], confidence: float = 0.95) -> bool:

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core import metrics
+from rlvlm.core.judging import Verdict
 from rlvlm.core.state import Stateful
-from rlvlm.core.steps import Trajectory
+from rlvlm.core.steps import Pair, Trajectory
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.asking import Session, TeacherQueue
@@ -82,6 +83,8 @@ class FeedbackLoop(Stateful):
         has_progress: bool = True,
     ) -> None:
         self._teacher = teacher
+        self.compare_anew: Callable[[Sequence[Pair]], Sequence[Verdict]] | None = None
+        """Compares pairs without the teacher's memory, for those that the monitor knows; None compares none."""
         self.monitor = LabelMonitor(LabelMonitorConfig())
         """Watches the answers."""
         self._has_progress = has_progress
@@ -165,6 +168,8 @@ class FeedbackLoop(Stateful):
         config, queries = self._config, self._queries
         # before the draw: thresholds of a simulated teacher are shares of the current policy's return
         self._teacher.inform(self._recent)
+        if self.compare_anew is not None and (known := self.monitor.known_pairs(self.num_sessions)):
+            self.monitor.note_known([verdict.label or "" for verdict in self.compare_anew(known)])
         # the last session may be smaller: the budget covers the whole run
         wanted = min(config.queries - self._asking.num_open, config.max_queries - self._num_asked)
         questions, num_look_alike = queries.draw(self._recent, wanted, self._rng)

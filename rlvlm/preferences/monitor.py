@@ -3,18 +3,21 @@
 A judge that is right everywhere but near the goal teaches a policy to stay where it is liked best. Three symptoms show
 it, all of them against the simulator's truth: clear labels that are wrong more often than at first, in some part of the
 way; clear labels that were hardly right from the start; and evaluations whose learned return rises while the truth
-falls. That success is reached and lost again is none of them: perfect labels do that too.
+falls. That success is reached and lost again is none of them: perfect labels do that too. A fourth needs no truth of
+the run: known pairs of the preflight, compared again, that are right more seldom than at first.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core import metrics
 from rlvlm.core.state import Stateful
-from rlvlm.judges.agreement import average_ranks, wilson_interval
+from rlvlm.core.steps import Pair, Segment
+from rlvlm.judges.agreement import average_ranks, has_risen, label_outcome, wilson_interval
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.config import LabelMonitorConfig
 from rlvlm.rewards.monitor import CONFIDENCE, MIN_EPISODES, Alarm
@@ -39,7 +42,7 @@ class LabelMonitor(Stateful):
     """
 
     # evaluations are left out: they are no part of training, and a checkpoint is the same with and without one
-    STATE = {"first": "_first", "recent": "_recent", "alarm": "_alarm"}
+    STATE = {"first": "_first", "recent": "_recent", "known": "_known", "again": "_again", "alarm": "_alarm"}
 
     def __init__(self, config: LabelMonitorConfig) -> None:
         self._config = config
@@ -49,6 +52,9 @@ class LabelMonitor(Stateful):
         # [learned, true] return of each evaluation
         self._evaluations: deque[list[float]] = deque(maxlen=_EVALUATIONS)
         self._alarm = Alarm()
+        # snapshots, paths and truth of known pairs; numbers of them that were right at first and now, and of all
+        self._known: list[dict[str, Any]] = []
+        self._again: list[int] = []
 
     @property
     def alarm(self) -> str:
@@ -71,6 +77,33 @@ class LabelMonitor(Stateful):
             self._recent.append(row)
         self._alarm.check(self._found(), self._config.on_alarm)
 
+    def expect(self, known: Sequence[dict[str, Any]]) -> None:
+        """Takes known pairs: `snapshots` [2, S], `paths` (two, [P, S] each) and `truth` [2] of both sides."""
+        self._known = list(known[: self._config.known_again])
+
+    def known_pairs(self, session: int) -> list[Pair]:
+        """Returns the known pairs if they are to be compared again in this session, else none."""
+        if session % self._config.known_every:
+            return []
+        none = np.zeros((1, 0), np.float32)
+        sides = [
+            [
+                Segment(
+                    obs=none, actions=none, next_obs=none, snapshots=snapshot[None], path=path,
+                    env_rewards=np.array([truth]), progress=np.array([truth]),
+                )
+                for snapshot, path, truth in zip(row["snapshots"], row["paths"], row["truth"], strict=True)
+            ]
+            for row in self._known
+        ]  # fmt: skip
+        return [Pair(left=left, right=right) for left, right in sides]
+
+    def note_known(self, labels: Sequence[str]) -> None:
+        """Takes the answers to `known_pairs`; the first ones are what later ones are held to."""
+        gains = [float(right - left) for left, right in (row["truth"] for row in self._known)]
+        right = sum(label_outcome(*each) == "right" for each in zip(labels, gains, strict=True))
+        self._again = [self._again[0] if self._again else right, right, len(labels)]
+
     def note_evaluation(self, learned_return: float, true_return: float) -> None:
         """Takes the mean learned and true return of an evaluation; those that are not finite are left out."""
         if np.isfinite(learned_return) and np.isfinite(true_return):
@@ -81,19 +114,30 @@ class LabelMonitor(Stateful):
         if not self._recent:
             return {}
         figures = {metrics.JUDGE_ALARM: float(self._alarm.kind)}
+        if self._again:
+            before, now, count = self._again
+            figures[metrics.JUDGE_KNOWN_SHIFT] = (now - before) / count
         clear = self._clear(self._recent)
         if len(clear):
             figures[metrics.JUDGE_CLEAR_RIGHT] = float(1 - clear[:, 2].mean())
         parts = [wrong / count for _, wrong, count in self._parts(clear) if count >= _MIN_LABELS]
         return figures | ({metrics.JUDGE_WORST_PART: max(parts)} if parts else {})
 
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restores what `get_state` returned, also that of a version without known pairs."""
+        super().set_state({"known": [], "again": []} | state)
+
     def _clear(self, rows: Sequence[list[float]] | deque[list[float]]) -> NDArray[np.float64]:
-        """Returns those of `rows` [N, 3] whose gap in truth is clear; truths as shares of the range of the newest."""
-        found = np.array(rows, np.float64).reshape(-1, 3)
-        highest = np.array(self._recent, np.float64).reshape(-1, 3)[:, 0].max(initial=0.0)
-        lowest = min((near - gap for near, gap, _ in self._recent), default=0.0)
+        """Returns those of `rows` [N, 3] whose gap in truth is clear, as a share of the range of all labels kept.
+
+        The first ones count too: of a policy that stays near the goal the newest sides are all alike, and an honest
+        judge errs about small gaps.
+        """
+        found, kept = (np.array(each, np.float64).reshape(-1, 3) for each in (rows, [*self._first, *self._recent]))
+        if not len(kept):
+            return found
         # progress spans [0, 1] at the most; returns have any range
-        span = max(highest - lowest, 1e-9)
+        span = max(float(kept[:, 0].max() - (kept[:, 0] - kept[:, 1]).min()), 1e-9)
         return found[found[:, 1] >= self._config.clear_gap * span]
 
     def _parts(self, clear: NDArray[np.float64]) -> Iterator[tuple[str, int, int]]:
@@ -132,6 +176,15 @@ class LabelMonitor(Stateful):
                 if low > max(first_high, self._config.max_wrong):
                     what = f"of {part_count} clear labels between sides at {name} {part_wrong} are wrong"
                     yield 9, f"{what}, of {before[1]} first ones {before[0]}: it likes something better than the goal"
+        yield from self._without_labels()
+
+    def _without_labels(self) -> Iterator[tuple[int, str]]:
+        """Yields faults that known pairs and evaluations show."""
+        if self._again:
+            before, now, count = self._again
+            if has_risen((count - now, count), (count - before, count), CONFIDENCE):
+                what = f"of {count} known pairs that were compared again {now} are right, and {before} were at first"
+                yield 8, f"{what}: it is no longer the judge that was tried"
         if len(self._evaluations) == _EVALUATIONS:
             learned, true = np.array(self._evaluations).T
             if min(np.ptp(learned), np.ptp(true)) > 0:

@@ -68,12 +68,18 @@ class LabelMonitorConfig:
     window: Annotated[int, Bound(">= 20")] = 400
     """Number of decided labels behind the newest figures; a quarter as many first ones are the baseline."""
     clear_gap: Annotated[float, Bound("(0, 1)")] = 0.1
-    """Difference in truth between the sides of a clear label, as a share of the range of the newest, in (0, 1)."""
+    """Difference in truth between the sides of a clear label, in (0, 1), as a share of the range of first and newest
+    ones."""
     max_wrong: Share = 0.1
     """Share of clear labels, in [0, 1], that may be wrong between any two fifths of the way, even if fewer were at
     first."""
     min_accuracy: Share = 0.65
     """Share of clear labels that are right, in [0, 1], below which they surely lie for an alarm without a rise."""
+    known_again: NonNegativeInt = 20
+    """Pairs of the preflight that the judge compares again every `known_every` sessions, without its memory; 0:
+    never."""
+    known_every: PositiveInt = 5
+    """Sessions between these, >= 1."""
     on_alarm: Literal["warn", "stop"] = "warn"
     """Reaction to an alarm. warn: report it in log, panel and pages; stop: also end the run, with exit code 5."""
 

@@ -302,23 +302,21 @@ class JudgeMonitor(Stateful):
         yield from self._without_truth()
 
     def _false_positives(self) -> Iterator[tuple[int, str]]:
-        hits, failures = self._called_successes(self._recent)
+        bar = self._bar()
+        hits, failures = _above(self._recent, bar)
         if failures < MIN_EPISODES:
             return
         # the lower bound must pass: a share of few failures is unreliable
         low, _ = wilson_interval(hits, failures, CONFIDENCE)
         bound = self._config.max_false_positives
-        known_hits, known_failures = self._called_successes(self._known)
+        known_hits, known_failures = _above(self._known, bar)
+        what = f"failures score like successes, {bar:.2f} or more"
         if known_failures < MIN_KNOWN:
             if low > max(bound, _MOST_FALSE):
-                yield 1, f"it calls {hits} of {failures} failures successes"
+                yield 1, f"{hits} of {failures} {what}"
         elif low > bound and has_risen((hits, failures), (known_hits, known_failures), CONFIDENCE):
-            yield (
-                1,
-                f"it called {known_hits} of {known_failures} known failures successes before the run and calls {hits} "
-                f"of {failures} failures so now",
-            )
-        first_hits, first_failures = self._called_successes(self._first)
+            yield 1, f"{hits} of {failures} {what}; before the run {known_hits} of {known_failures} known ones did"
+        first_hits, first_failures = _above(self._first, bar)
         # before that the newest episodes include first ones
         if len(self._recent) < self._config.window or first_failures < MIN_EPISODES:
             return
@@ -327,11 +325,15 @@ class JudgeMonitor(Stateful):
         # two intervals apart, where known failures, which are few, have that of the difference: by that test 3 of 40
         # runs of an honest judge gave an alarm (`benchmarks/false_alarms.py`)
         _, first_high = wilson_interval(first_hits, first_failures, CONFIDENCE)
-        if low > first_high and rise > _LEAST_RISE:
+        # as a policy learns its task, failures become few and come near the goal, where any noise makes some of them
+        # score like successes: of all that does, ever less is a failure
+        paid, first_paid = (sum(score >= bar for score, _ in rows) for rows in (self._recent, self._first))
+        is_as_true = first_paid > 0 and hits / max(paid, 1) < wilson_interval(first_hits, first_paid)[1]
+        if low > first_high and rise > _LEAST_RISE and not is_as_true:
             yield (
                 2,
-                f"it called {first_hits} of {first_failures} failures successes at first and calls {hits} of "
-                f"{failures} so now, while its mean score rose by {rise:.2f}",
+                f"{hits} of {failures} {what}, and at first {first_hits} of {first_failures} did; its mean score rose "
+                f"by {rise:.2f}",
             )
 
     def _without_truth(self) -> Iterator[tuple[int, str]]:
@@ -382,10 +384,21 @@ class JudgeMonitor(Stateful):
             kept_leads(straight[robot], alone[robot], unmoved[robot]),
         )
 
-    def _called_successes(self, rows: Sequence[list[float]] | deque[list[float]]) -> tuple[int, int]:
-        """Returns how many failures among `rows` are called successes, and the number of failures."""
-        claims = [score >= self.success_threshold for score, truth in rows if not truth]
-        return sum(claims), len(claims)
+    def _bar(self) -> float:
+        """Returns the score from which on a failure scores like a success: that of half of the known successes and of
+        half of the newest ones, and at least the threshold.
+
+        A judge that grades how near the goal is gives a near miss almost as much as a success, above any threshold
+        between the two, and is right. A policy that fools its judge is paid as much for failures as for successes.
+        """
+        successes = ([score for score, truth in rows if truth == 1] for rows in (self._known, self._recent))
+        return max([self.success_threshold, *(float(np.median(some)) for some in successes if len(some) >= MIN_KNOWN)])
+
+
+def _above(rows: Sequence[list[float]] | deque[list[float]], bar: float) -> tuple[int, int]:
+    """Returns how many failures among `rows`, scores and truths, score `bar` or more, and the number of failures."""
+    hits = [score >= bar for score, truth in rows if not truth]
+    return sum(hits), len(hits)
 
 
 def _area_interval(rows: Any, least: int = MIN_EPISODES) -> tuple[float, float] | None:

@@ -138,7 +138,8 @@ class SACPebble(BaseAlgorithm):
     def prepare(self, log: Callable[[str], None], unfinished: Path | None = None) -> bool:  # noqa: ARG002 - no start
         """Tests the judge on known pairs if configured; nothing is trained."""
         config = self.config
-        preflight_on_pairs(config.reward_setup, config.task, config.env_settings, config.seed, log)
+        known = preflight_on_pairs(config.reward_setup, config.task, config.env_settings, config.seed, log)
+        self.reward_switch.expect(known)
         return False
 
     def training_step(self) -> None:

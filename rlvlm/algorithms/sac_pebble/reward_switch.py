@@ -10,10 +10,10 @@ import numpy as np
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.core.errors import UsageError
-from rlvlm.core.steps import Frames
+from rlvlm.core.steps import Frames, spread
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import StepEnv
-from rlvlm.envs.images import FrameStore
+from rlvlm.envs.images import PATH_MOMENTS, FrameStore
 from rlvlm.envs.registry import warn_once
 from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight, rehearse_before
 from rlvlm.judge_bench.rows import PAIR_NAMES, share_cell
@@ -26,6 +26,7 @@ from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.people import PersonTeacher, compares_progress, make_teacher
 from rlvlm.preferences.records import Record, ScoreLog
 from rlvlm.preferences.reward_model import LearnedReward
+from rlvlm.preferences.teachers import JudgeTeacher
 from rlvlm.rewards.build import build_source
 from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.rewards.judged import JudgedReward
@@ -159,6 +160,11 @@ class RewardSwitch:
             returns = [[episode.learned_return, episode.env_return] for episode in episodes]
             self._loop.monitor.note_evaluation(*np.mean(returns, axis=0).tolist())
 
+    def expect(self, known: Sequence[dict[str, Any]]) -> None:
+        """Takes known pairs, before the run, that the judge is held to; see `LabelMonitor.expect`."""
+        if self._loop is not None:
+            self._loop.monitor.expect(known)
+
     def finish_feedback(self, env_steps: int) -> dict[str, float]:
         """Waits for a judge's outstanding answers, so that their records are not lost; returns metrics."""
         return {} if self._loop is None else self._loop.finish(env_steps)
@@ -244,13 +250,18 @@ def build_switch(setup: RewardSetup, task: str, viewer: StepEnv, novelty_neighbo
         seed=seed,
         total_steps=setup.total_steps,
     )
+    if judge is not None:
+        loop.compare_anew = JudgeTeacher(without_memory(judge), frames, goal).answer
     novelty = NoveltyReward.build(context)
     # novelty twice: it is the first source, and receives every state while it counts
     return RewardSwitch(novelty, novelty, loop, exploration=reward.exploration)
 
 
-def preflight_on_pairs(setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Callable[[str], None]) -> None:
-    """Asks the judge of comparisons about a few pairs with known answers, if configured.
+def preflight_on_pairs(
+    setup: RewardSetup, task: str, env: EnvConfig, seed: int, log: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Asks the judge of comparisons about a few pairs with known answers, if configured; returns them for
+    `LabelMonitor.expect`.
 
     Args:
         setup: reward settings of the run.
@@ -266,20 +277,30 @@ def preflight_on_pairs(setup: RewardSetup, task: str, env: EnvConfig, seed: int,
     # people, and a store of answers, cannot be asked anything new before the run
     is_open = not setup.judge.is_human and setup.judge.backend != "cached"
     count = feedback.preflight if feedback.preflight is not None else PREFLIGHT * is_open
+    known: list[dict[str, Any]] = []
     if not ((count or feedback.rehearse) and reward.asks_judge and reward.source == "preference"):
-        return
+        return known
     assert setup.make_judge is not None, "it has been checked"
-    # questions that a run may ask later must not be in its label store already
-    judge, size_px, is_strict = without_memory(setup.make_judge()), setup.judge.image_px, setup.judge.refuses_faulty
+    # with its memory: a run that is started again, or another with the same store, asks nothing twice
+    judge, size_px, is_strict = setup.make_judge(), setup.judge.image_px, setup.judge.refuses_faulty
     if count:
         suite = compared_suite(task, count, line=bool(feedback.rehearse))
         made = known_items(suite, env, size_px, seed, per_turn=False, goal=setup.goal)
         try:
             if not made.items:
                 log("the judge is not tried on known pairs: nobody knows how to play the task")
-                return
+                return known
             log(f"trying the judge on {len(made.items)} pairs whose truth is known, in both orders")
             figures = preflight(judge, made, 1, seed, is_strict=is_strict, log=log)
+            known = [
+                {
+                    "snapshots": np.concatenate(item.sides),
+                    "paths": [spread(item.side_path(side), PATH_MOMENTS if made.paint else 0) for side in (0, 1)],
+                    "truth": np.array(item.truth, np.float32),
+                }
+                for item in made.items
+                if item.source < 0
+            ]
         finally:
             made.close()
         names = ("accuracy", "undecided", "said_left")
@@ -289,3 +310,4 @@ def preflight_on_pairs(setup: RewardSetup, task: str, env: EnvConfig, seed: int,
             judge, task, env, feedback.rehearse,
             kind="pairs", size_px=size_px, num_frames=1, seed=seed, goal=setup.goal, is_strict=is_strict, log=log,
         )  # fmt: skip
+    return known

@@ -52,7 +52,7 @@ def build(local_ray):
     """Builds small algorithms and stops them after the test."""
     built = []
 
-    def make(reward, task=TINY, seed=0, num_envs=2, env=None, feedback=None, reward_model=None, **sac):
+    def make(reward, task=TINY, seed=0, num_envs=2, env=None, feedback=None, reward_model=None, judge=None, **sac):
         ours = MetaWorldConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
         config = (
             SACPebbleConfig()
@@ -75,7 +75,7 @@ def build(local_ray):
                 feedback=feedback or FeedbackConfig(first_step=100, every_steps=60, queries=10),
                 reward_model=reward_model
                 or RewardModelConfig(image_px=32, max_epochs=3, min_updates=0, hold_out_every=0),
-                judge=JudgeConfig(image_px=32),
+                judge=judge or JudgeConfig(image_px=32),
                 make_judge=functools.partial(FakeJudge),
             )
             .debugging(seed=seed)
@@ -377,6 +377,20 @@ def test_the_example_of_an_own_reward_trains(build, name):
         fresh = algorithm.reward_switch.source.label(replay.transitions(slice(0, len(replay))))
         np.testing.assert_allclose(replay.rewards.numpy(), fresh, rtol=1e-6)
         assert fresh.std() > 0
+
+
+def test_pairs_of_the_preflight_are_compared_again_without_memory_while_the_judge_teaches(build):
+    judge, feedback = JudgeConfig(image_px=32, faulty="ok"), FeedbackConfig(first_step=100, every_steps=60, queries=10)
+    algorithm, twin = (build(PREFERENCE, judge=judge, feedback=feedback) for _ in range(2))
+    algorithm.prepare(lambda _: None)
+    asked, loop = [], algorithm.reward_switch._loop
+    compare = loop.compare_anew
+    loop.compare_anew = lambda pairs: (asked.append(len(pairs)), compare(pairs))[1]
+    train(algorithm, 12)
+    assert loop.num_sessions >= 6 and asked == [20, 20]  # in the first session and in the sixth
+    assert algorithm.report()[metrics.JUDGE_KNOWN_SHIFT] == 0
+    twin.reward_switch.set_state(algorithm.reward_switch.get_state())  # a resumed run has no preflight
+    assert len(twin.reward_switch._loop.monitor.known_pairs(0)) == 20
 
 
 def test_a_judge_may_be_tried_on_known_pairs_before_it_teaches(build):
