@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -5,10 +6,14 @@ import pytest
 from tiny_episodes import tiny_episodes
 from tiny_loops import SMALL
 
-from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, RewardSwitch, build_switch
+from rlvlm.algorithms.sac_pebble.reward_switch import RewardSetup, RewardSwitch, build_switch, preflight_on_pairs
 from rlvlm.algorithms.sac_pebble.runner import Sample
 from rlvlm.core import metrics
 from rlvlm.core.steps import Trajectory, Transitions
+from rlvlm.envs.config import StepEnvConfig
+from rlvlm.judges.cache import CachedJudge
+from rlvlm.judges.config import JudgeConfig
+from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 from rlvlm.rewards.novelty import NoveltyReward
@@ -107,3 +112,17 @@ def test_questions_asked_ahead_by_the_last_session_still_train() -> None:
     assert found[metrics.COMPARISONS] > 20, "the first session's, and the last one's"
     switch.finish_feedback(30)
     assert len(switch.drain_records(30)) == 40
+
+
+def test_a_run_that_is_started_again_takes_its_preflight_from_the_label_store(tmp_path: Path) -> None:
+    fake = FakeJudge()
+    setup = RewardSetup(
+        reward=StepRewardConfig(teacher="judge"),
+        judge=JudgeConfig(image_px=32, faulty="ok"),
+        make_judge=lambda: CachedJudge(fake, LabelStore(tmp_path)),
+    )
+    asked = []
+    for _ in range(2):
+        preflight_on_pairs(setup, "rlvlm.testing:TINY", StepEnvConfig(episode_steps=20), 0, lambda _: None)
+        asked.append(fake.num_asked)
+    assert asked[0] == asked[1] > 40
