@@ -3,12 +3,10 @@
 import hashlib
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -17,23 +15,8 @@ from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
 from rlvlm.core.steps import Frames, spread
 from rlvlm.judge_bench.changes import changed
 from rlvlm.judge_bench.items import CASES, Item, TaskItems
-from rlvlm.judges.judge import Judge, questions_at_once
-
-ASKED_AT_ONCE = 64
-"""Questions that are drawn and held at once: about 150 MB of clips of eight images."""
-MAX_BYTES_UNDER_WAY = 2**30
-"""Bytes of drawn images above which no further block is drawn before one is answered."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Work(Generic[T]):
-    """Questions that are drawn and not asked yet."""
-
-    ask: Callable[[], T]
-    num_bytes: int = 0
-    """Bytes of their images."""
+from rlvlm.judges.judge import Judge
+from rlvlm.judges.side_by_side import ASKED_AT_ONCE, Work, side_by_side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,29 +145,6 @@ def blocks(  # noqa: PLR0913 - all of what `ask` is given
             yield Work(partial(answered, block), sum(side.nbytes for sides in block.shown for side in sides))
         if unsupported:
             log(f"{made.task}: {kind} are left out: {first_line(unsupported[0])}")
-
-
-def side_by_side(judge: object, work: Iterable[Work[T]]) -> Iterator[T]:
-    """Yields the answers to all of `work`, in order. Of a judge that may be asked from several threads as much is under
-    way as keeps it busy, within `MAX_BYTES_UNDER_WAY`; another one is asked here, when the next answer is wanted.
-
-    A caller that closes this generator waits for what is under way: it was paid for.
-    """
-    at_once = questions_at_once(judge)
-    if not at_once:
-        yield from (each.ask() for each in work)
-        return
-    # one more than the judge can hold, so that it has the next block while the last questions of one are answered
-    width = 1 + -(-at_once // ASKED_AT_ONCE)
-    under_way: deque[tuple[Future[T], int]] = deque()
-    with ThreadPoolExecutor(width, thread_name_prefix="asking") as pool:
-        for each in work:
-            under_way.append((pool.submit(each.ask), each.num_bytes))
-            del each  # its images are not needed once they are answered
-            while len(under_way) >= width or sum(size for _, size in under_way) > MAX_BYTES_UNDER_WAY:
-                yield under_way.popleft()[0].result()
-        while under_way:
-            yield under_way.popleft()[0].result()
 
 
 def asking_order(made: TaskItems, seed: int) -> dict[str, list[tuple[int, bool]]]:

@@ -16,12 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory, SuccessRule
-from rlvlm.judge_bench.asking import ASKED_AT_ONCE, Answer, Work, asking_order, blocks, side_by_side
+from rlvlm.judge_bench.asking import Answer, asking_order, blocks
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.task_items import shrink
 from rlvlm.judges.agreement import best_threshold
 from rlvlm.judges.judge import Judge
 from rlvlm.judges.prompts import check_goal
+from rlvlm.judges.side_by_side import ASKED_AT_ONCE, Work, side_by_side
 
 Question = Literal["progress", "success", "pairs"]
 MIN_FALL = 0.3

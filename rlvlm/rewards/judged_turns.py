@@ -2,8 +2,10 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ _TURN_CLAIM, _EPISODE_CLAIM = 0.875, 0.5
 it reaches the goal."""
 AWAY, SAME, NEARER, REACHED = 0.0, 0.25, 0.75, 1.0
 """Utility of a turn on the scale of scores, like the ratings in the prompt."""
+_GATHER_S = 0.005
+"""Time for which a question of an asynchronous rollout waits for others, seconds: a judge answers sixteen as fast."""
 _MOMENTS = 12
 """Maximum number of moments at which a judge scores an episode so far, for a video."""
 Question = tuple[Hashable, ScoringItem]
@@ -67,6 +71,8 @@ class JudgedTurns(Stateful):
         # a single thread: the random numbers of a simulated scorer depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
+        self._unasked: deque[tuple[list[ScoringItem], Future[list[Score]]]] = deque()
+        """Those of them that the thread has not begun to ask about."""
         self._answered: Answers = {}
         """Answers about turns of episodes that are not labelled yet."""
         self._given: Answers = {}
@@ -113,15 +119,38 @@ class JudgedTurns(Stateful):
             for item, value in chosen
         ]  # fmt: skip
 
-    def show(self, episodes: Sequence[TokenEpisode]) -> None:
+    def show(self, episodes: Sequence[TokenEpisode], *, gathers: bool = False) -> None:
         """Starts asking about the last turn of each of `episodes`, or about finished ones as a whole.
 
         If turns are scored, the player shows an episode after each of its turns, or once at its end.
+
+        Args:
+            episodes: what was played.
+            gathers: whether these questions may go out with those of other calls: what one asks together then depends
+                on timing, so only rollouts do so that depend on it anyway.
         """
         questions = [question for episode in episodes for question in self._questions(episode)]
         if questions:
-            answers = self._pool.submit(self.scorer.score, [item for _, item in questions])
+            answers: Future[list[Score]] = Future()
             self._waiting.append((questions, answers))
+            self._unasked.append(([item for _, item in questions], answers))
+            self._pool.submit(self._ask, gathers)
+
+    def _ask(self, gathers: bool) -> None:
+        """Asks the questions of the earliest call to `show` that waits, or of all that do."""
+        if not self._unasked:  # an earlier one has gathered them
+            return
+        if gathers:
+            time.sleep(_GATHER_S)
+        asked = [self._unasked.popleft() for _ in range(len(self._unasked) if gathers else 1)]
+        try:
+            scores = iter(self.scorer.score([item for items, _ in asked for item in items]))
+        except BaseException as error:
+            for _, answers in asked:
+                answers.set_exception(error)  # `label` raises it
+            return
+        for items, answers in asked:
+            answers.set_result(list(islice(scores, len(items))))
 
     def label(self, episodes: Sequence[TokenEpisode], env_step: int) -> list[FloatArray]:
         """Returns each episode's rewards [T]; NaN where there was no answer and the config leaves such turns out.

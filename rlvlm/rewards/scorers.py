@@ -5,8 +5,9 @@ Two of these use the truth: the biased one, whose purpose is to be caught, and a
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
 from rlvlm.judges.judge import Judge
+from rlvlm.judges.side_by_side import ASKED_AT_ONCE, Work, side_by_side
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scoring_items import ScoringItem
 
@@ -27,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 _MIN_SCORES = 20
 """Number of latest answers among which at least one must be given."""
-_ASKED_AT_ONCE = 64
-"""Items that are drawn and held at once: 17 MB of single images at 300 pixels."""
 _SCORE_ROWS = 11
 """Rows of a table of measured scores: ten bins of progress without success, and success."""
 _COLUMNS = ("status", "value", "text", "latency_s", "question", "num_frames")
@@ -84,7 +84,7 @@ class ScoreMemory:
 
         Args:
             keys: [N] keys, equal if the judge would be shown the same.
-            draw_clips: makes the clips of the items at some indices, at most `_ASKED_AT_ONCE` of them.
+            draw_clips: makes the clips of the items at some indices, at most `ASKED_AT_ONCE` of them.
 
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
@@ -92,9 +92,14 @@ class ScoreMemory:
         # the last of equal items represents all: they show the same
         indices = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
         self.fresh = {}
-        for begin in range(0, len(indices), _ASKED_AT_ONCE):
-            asked = indices[begin : begin + _ASKED_AT_ONCE]
-            scores = self._judge.score(draw_clips(asked))
+
+        def work() -> Iterator[Work[tuple[list[int], list[Score]]]]:
+            for begin in range(0, len(indices), ASKED_AT_ONCE):
+                asked = indices[begin : begin + ASKED_AT_ONCE]
+                clips = draw_clips(asked)
+                yield Work(partial(self._ask, asked, clips), sum(clip.frames.nbytes for clip in clips))
+
+        for asked, scores in side_by_side(self._judge, work()):
             assert len(scores) == len(asked), f"a judge must give one score per clip, got {len(scores)} of {len(asked)}"
             self._health.note(scores)
             # over several calls: a single failed turn says little about the judge
@@ -107,6 +112,9 @@ class ScoreMemory:
             if self._remembers:
                 self._known |= {key: score for key, score in answers.items() if score.status is not Status.FAILED}
         return [self.fresh.get(key) or self._known[key] for key in keys]
+
+    def _ask(self, indices: list[int], clips: Sequence[Clip]) -> tuple[list[int], list[Score]]:
+        return indices, self._judge.score(clips)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the remembered scores, one column per field: there may be a score for every step of a run.

@@ -11,8 +11,8 @@ import pytest
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.demonstrations.trajectory import RobotTrajectory
-from rlvlm.judge_bench import asking
 from rlvlm.judge_bench.scoring import Asked, score_episodes
+from rlvlm.judges import side_by_side
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.images import image_digest
 from rlvlm.labels.store import LabelStore
@@ -86,7 +86,7 @@ def test_what_was_under_way_when_the_judge_ended_is_reported():
 
 
 def test_images_under_way_are_bounded(monkeypatch):
-    monkeypatch.setattr(asking, "MAX_BYTES_UNDER_WAY", 1)
+    monkeypatch.setattr(side_by_side, "MAX_BYTES_UNDER_WAY", 1)
     judge = SlowJudge(10_000)
     assert len(list(score_episodes(judge, films(), ASKED))) == EPISODES
     assert judge.most == 1

@@ -78,10 +78,10 @@ class RewardLabeller:
         assert self._judged is not None, "there is a scorer to be asked"
         return self._judged
 
-    def show(self, episodes: Sequence[TokenEpisode]) -> None:
+    def show(self, episodes: Sequence[TokenEpisode], *, gathers: bool = False) -> None:
         """Starts asking a scorer, if there is one; see `JudgedTurns.show`."""
         if self._judged is not None:
-            self._judged.show(episodes)
+            self._judged.show(episodes, gathers=gathers)
 
     def label(self, episodes: Sequence[TokenEpisode], env_step: int) -> list[TokenEpisode]:
         """Returns the episodes with every turn's reward; NaN if the scorer had no answer and the config leaves such

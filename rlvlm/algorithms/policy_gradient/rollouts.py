@@ -101,7 +101,9 @@ class TurnRollouts:
 
     def show_to(self, labeller: RewardLabeller) -> None:
         """Shows each row of turns to `labeller` from now on, as soon as it was played."""
-        self._runner.show = labeller.show if labeller.asks else None
+        # an asynchronous rollout shows turns one by one, as they come
+        gathers = self.config.algo.rollout == "asynchronous"
+        self._runner.show = partial(labeller.show, gathers=gathers) if labeller.asks else None
 
     def play(self, weights: Weights, is_compared: bool) -> Rollout:
         """Returns pieces of the envs' episodes, or whole ones in groups if they are compared."""

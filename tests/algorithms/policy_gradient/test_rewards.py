@@ -403,6 +403,30 @@ def test_one_rollout_may_be_labelled_while_the_next_is_looked_at() -> None:
     assert [one.rewards[0] for one in labeller.label(second, 0)] == pytest.approx([0.2, 0.3])
 
 
+def test_turns_that_come_one_by_one_are_asked_about_together_in_their_order() -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(ByHand):
+        num_calls = 0
+
+        def score(self, clips: Sequence[Clip]) -> list[Score]:
+            self.num_calls += 1
+            begun.set()
+            assert may_go_on.wait(60)
+            return super().score(clips)
+
+    values = [number / 100 for number in range(100)]
+    config = ChunkRewardConfig(source="judged", num_frames=4, monitor=MonitorConfig(controls=0))
+    labeller = RewardLabeller(config, JudgeScorer(judge := Slow([*values]), draw, remembers=False))
+    episodes = [whole(3 + number, group=number) for number in range(100)]  # equal ones would be asked about once
+    for one in episodes:
+        labeller.show([one], gathers=True)
+        assert begun.wait(60)  # the others come while the judge thinks about the first
+    may_go_on.set()
+    assert [one.rewards[0] for one in labeller.label(episodes, 0)] == pytest.approx(values)
+    assert judge.num_calls == 3  # the first alone, then 64 and the rest
+
+
 def test_one_thread_asks_and_controls_delay_no_labels() -> None:
     """A control's chance hangs on the order of questions, so that no second thread may come in between."""
     threads, may_go_on = set[int](), threading.Event()

@@ -1,0 +1,48 @@
+"""Many questions to one judge: drawn block by block, and asked side by side where several threads may ask it."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rlvlm.judges.judge import questions_at_once
+
+ASKED_AT_ONCE = 64
+"""Questions that are drawn and held at once: about 150 MB of clips of eight images."""
+MAX_BYTES_UNDER_WAY = 2**30
+"""Bytes of drawn images above which no further block is drawn before one is answered."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[T]):
+    """Questions that are drawn and not asked yet."""
+
+    ask: Callable[[], T]
+    num_bytes: int = 0
+    """Bytes of their images."""
+
+
+def side_by_side(judge: object, work: Iterable[Work[T]]) -> Iterator[T]:
+    """Yields the answers to all of `work`, in order. Of a judge that may be asked from several threads as much is under
+    way as keeps it busy, within `MAX_BYTES_UNDER_WAY`; another one is asked here, when the next answer is wanted.
+
+    A caller that closes this generator waits for what is under way: it was paid for.
+    """
+    at_once = questions_at_once(judge)
+    if not at_once:
+        yield from (each.ask() for each in work)
+        return
+    # one more than the judge can hold, so that it has the next block while the last questions of one are answered
+    width = 1 + -(-at_once // ASKED_AT_ONCE)
+    under_way: deque[tuple[Future[T], int]] = deque()
+    with ThreadPoolExecutor(width, thread_name_prefix="asking") as pool:
+        for each in work:
+            under_way.append((pool.submit(each.ask), each.num_bytes))
+            del each  # its images are not needed once they are answered
+            while len(under_way) >= width or sum(size for _, size in under_way) > MAX_BYTES_UNDER_WAY:
+                yield under_way.popleft()[0].result()
+        while under_way:
+            yield under_way.popleft()[0].result()
