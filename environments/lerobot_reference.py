@@ -1,10 +1,10 @@
 """LeRobot's own outputs and files, to compare with ours. Runs in an environment of environments/lerobot.sh.
 
     .envs/lerobot/bin/python environments/lerobot_reference.py make FOLDER smolvla
-    .envs/lerobot312/bin/python environments/lerobot_reference.py make FOLDER pi0 relative
+    .envs/lerobot/bin/python environments/lerobot_reference.py make FOLDER pi0 relative
     .envs/lerobot/bin/python environments/lerobot_reference.py chunk FOLDER INPUTS.npz OUT.npz
     .envs/lerobot/bin/python environments/lerobot_reference.py shapes OUT.json smolvla
-    .envs/lerobot312/bin/python environments/lerobot_reference.py data FOLDER MADE.npz image
+    .envs/lerobot/bin/python environments/lerobot_reference.py data FOLDER MADE.npz image
     PYTHONPATH=.envs/lerobot033 .envs/lerobot/bin/python environments/lerobot_reference.py data FOLDER MADE.npz video
 
 `make` writes the checkpoint of tiny_lerobot.py (tests), its VLM's config and tokenizer in FOLDER/vlm. `chunk` reads

@@ -34,9 +34,9 @@ class Faulty(FakeJudge):
         return scores
 
 
-def needs(name: str, script: str = "") -> pytest.MarkDecorator:
+def needs(name: str) -> pytest.MarkDecorator:
     """A mark of tests that need an environment of `environments/`."""
-    script = script or f"environments/frameworks.sh {name}"
+    script = "environments/" + ("lerobot.sh" if name == "lerobot" else f"frameworks.sh {name}")
     return pytest.mark.skipif(not python_of(name).exists(), reason=f"needs the environment of {name}: {script}")
 
 

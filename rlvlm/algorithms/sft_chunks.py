@@ -13,7 +13,7 @@ from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.demonstrations.chunk_form import folder_form, form_of, is_whole, kept_images
-from rlvlm.demonstrations.collect import Perturbation, play_episodes
+from rlvlm.demonstrations.collect import Disturbance, play_episodes
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.weighting import folder_weights
@@ -37,7 +37,7 @@ def demonstrate(
     """
     wanted, num_failures = config.episodes, 0
     successes: list[EpisodeRecord] = []
-    perturbation = Perturbation(noise=config.noise, p_perturb=config.p_perturb)
+    perturbation = Disturbance(noise=config.noise, p_perturb=config.p_perturb)
     for record in play_episodes(env, perturbation, "", wanted=wanted, seed=seed, log=log):
         num_failures += not record.success
         successes += [record] if record.success else []

@@ -77,7 +77,7 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
     """Plays with the task's script or a VLM, and returns a summary of the folder."""
     from rlvlm.demonstrations.card import write_card
     from rlvlm.demonstrations.chunk_form import form_of
-    from rlvlm.demonstrations.collect import Perturbation, collect
+    from rlvlm.demonstrations.collect import Disturbance, collect
     from rlvlm.demonstrations.folder import create_folder
     from rlvlm.reports.contact_sheet import write_sheet
 
@@ -91,7 +91,7 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
         config = config.for_demonstrations()  # without the settings of a run's training
         env = make_env(task, config, seed)
         folder = create_folder(out, task, kind, env=asdict(config), chunks=asdict(form_of(env)))
-        perturbation = Perturbation(noise=arguments.noise, p_perturb=arguments.p_perturb)
+        perturbation = Disturbance(noise=arguments.noise, p_perturb=arguments.p_perturb)
         num_new = collect(env, perturbation, folder, arguments.episodes, seed, log=print_progress)
         write_sheet(folder, lambda: env)
     counts = write_card(folder)

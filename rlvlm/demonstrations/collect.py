@@ -127,7 +127,7 @@ _CHANCES = 4  # episodes that the script may play per wanted one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Perturbation:
+class Disturbance:
     """Disturbances of an env's script in chunks, so that its episodes show more than the ideal path."""
 
     noise: float = 0.0
@@ -145,7 +145,7 @@ class Perturbation:
 
 def collect(
     env: TurnEnv | ChunkEnv,
-    player: Demonstrator | Perturbation,
+    player: Demonstrator | Disturbance,
     folder: DemonstrationFolder,
     wanted: int,
     seed: int,
@@ -191,7 +191,7 @@ def collect(
 
 def play_episodes(
     env: TurnEnv | ChunkEnv,
-    player: Demonstrator | Perturbation,
+    player: Demonstrator | Disturbance,
     task: str,
     *,
     wanted: int,
@@ -236,10 +236,10 @@ def play_episodes(
             successes, failures = successes + known[name], failures + (not known[name])
             continue
         if isinstance(env, TurnEnv):
-            assert not isinstance(player, Perturbation), "a script of chunks plays no turns"
+            assert not isinstance(player, Disturbance), "a script of chunks plays no turns"
             episode = play(env, player, task, start)
         else:
-            assert isinstance(player, Perturbation), "only its script plays an env in chunks"
+            assert isinstance(player, Disturbance), "only its script plays an env in chunks"
             # a generator for this episode alone, independent of the episodes played before
             rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, place)))
             episode = _play_chunks(env, task, name, player, rng)
@@ -279,7 +279,7 @@ def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRec
 
 
 def _play_chunks(
-    env: ChunkEnv, task: str, name: str, perturbation: Perturbation, rng: np.random.Generator
+    env: ChunkEnv, task: str, name: str, perturbation: Disturbance, rng: np.random.Generator
 ) -> EpisodeRecord | str:
     """Plays an episode by the script; returns the instruction if there is no script for it."""
     perturbed: list[bool] = []

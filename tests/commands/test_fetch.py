@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 from rlvlm.cli import main
 from rlvlm.core.trust import record_file
 from rlvlm.judge_bench.bench import freeze
+from rlvlm.judge_bench.hacked import read_suite, shipped_suites, write_suite
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judges.build import build_judge
 from rlvlm.reports.options import BenchOptions, parse_judged
@@ -166,6 +168,31 @@ def test_an_app_files_judge_answers_with_small_weights_of_its_layout(name: str, 
     config = parse_judged(BenchOptions, words, "rlvlm judge-bench").judge
     assert config.score in ("rubric", "statement", "delta") and config.dtype == "float32"
     check_judge(build_judge(config))
+
+
+@pytest.mark.slow
+def test_a_preset_without_a_suite_is_asked_about_tiny_and_the_hacked_suites(
+    tmp_path: Path, tiny_vlms: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shipped").mkdir()
+    tasks = {}
+    for name in ("minigrid", "push_block"):  # two episodes of each; the name of one suite is no task
+        file = shipped_suites()[name]
+        tasks[f"hacked_{name}"], episodes = read_suite(file)
+        write_suite(tmp_path / "shipped" / file.name, tasks[f"hacked_{name}"], episodes[:2])
+    monkeypatch.setattr("rlvlm.judge_bench.hacked.SHIPPED", tmp_path / "shipped")
+    suite = Suite(name="tiny", tasks=("push_block",), episodes=4, pairs=2, videos=1, controls=1, tracks=0)
+    out = tmp_path / "bench"
+    out.mkdir()
+    freeze(suite, out / "tiny.zip", num_frames=2, size_px=48, asks_turns=False, seed=0)
+    small = ["--judge.model", str(tiny_vlms["qwen3_vl"]), "--judge.dtype", "float32", "--judge.image-px", "48"]
+    bench = ["judge-bench", "--judge.preset", "topreward_qwen3vl_8b", *small, "--frames", "2", "--out", str(out)]
+    assert main(bench) == 0
+    asked = {file.parent.name: read_table(file).to_pylist() for file in out.glob("*/answers.parquet")}
+    assert asked.keys() == {"tiny", *tasks}
+    for name, task in tasks.items():
+        assert [row["task"] for row in asked[name] if row["case"] == "hacked"] == [task] * 2
+    assert json.loads((out / "tiny" / "entry.json").read_text())["name"] == "topreward_qwen3vl_8b"
 
 
 def test_a_preset_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:

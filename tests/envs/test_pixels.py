@@ -12,7 +12,7 @@ from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core.errors import MachineError, RunError, UsageError
-from rlvlm.demonstrations.collect import Perturbation, collect
+from rlvlm.demonstrations.collect import Disturbance, collect
 from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.envs.check import check_turn_env
 from rlvlm.envs.pixels import PIXELS, SNAPSHOT_SIZE, KeptPixels, PixelStore, encode
@@ -184,7 +184,7 @@ def test_demonstrations_bring_their_images(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     env = make_env("filmed_ball:TASK", task_env("filmed_ball:TASK"), 0)
     folder = create_folder(tmp_path / "own", "filmed_ball:TASK", "chunks")
-    assert collect(env, Perturbation(), folder, wanted=2, seed=0) >= 2
+    assert collect(env, Disturbance(), folder, wanted=2, seed=0) >= 2
     PIXELS.clear()
     (first, *_), drawn = open_folder(tmp_path / "own").episodes(), {}
     for camera in env.cameras:

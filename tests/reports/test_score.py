@@ -431,7 +431,7 @@ def test_frame_signals_are_in_lerobots_proposed_form(tmp_path: Path) -> None:
     assert about["descriptors"].keys() == {"progress"} and about["descriptors"]["progress"].keys() == wanted
 
 
-LEROBOT = python_of("lerobot312")
+LEROBOT = python_of("lerobot")
 READ_AS_LEROBOT = """
 import json, sys
 import draccus, torch

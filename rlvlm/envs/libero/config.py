@@ -17,6 +17,9 @@ class LiberoConfig(ChunkEnvConfig, PhysicsConfig):
     start_jitter_m: Annotated[float, Bound("[0, 0.1]")] = 0.0
     """Things are moved by up to so much, metres, along both sides of the table, from where the benchmark's saved starts
     have them; there many of them never move, so a policy need not look."""
+    perturbation: Literal["none", "swap", "object", "lan", "task", "env"] = "none"
+    """LIBERO-PRO's change of the task, not in libero_90. swap: two things change places; object: things look otherwise;
+    lan: the instruction is worded otherwise; task: another goal in the same scene; env: on another table."""
     render_style: Literal["auto", "benchmark", "light"] = "auto"
     """Rendering of images. benchmark: as in the benchmark, with full meshes, shadows, reflections and smooth edges,
     which published checkpoints were trained on; light: without these, 3 to 20 times as fast on a CPU. auto: light for

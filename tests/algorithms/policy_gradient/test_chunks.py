@@ -21,7 +21,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.judging import Clip, Score
 from rlvlm.demonstrations.chunk_form import form_of
-from rlvlm.demonstrations.collect import Perturbation, collect, play_episodes
+from rlvlm.demonstrations.collect import Disturbance, collect, play_episodes
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.libero.config import LiberoConfig
@@ -110,7 +110,7 @@ def test_a_collected_folder_teaches_the_same_as_the_runs_own_demonstrations(buil
     form = asdict(form_of(env))
     settings = asdict(ChunkEnvConfig(episode_steps=40))
     folder = create_folder(tmp_path / "d", "push_block", "chunks", env=settings, chunks=form)
-    collect(env, Perturbation(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
+    collect(env, Disturbance(noise=ChunkSFTConfig().noise), folder, 20, seed=3)
     lines: list[str] = []
     reading, playing = build(seed=3, data=str(tmp_path / "d")), build(seed=3)
     reading.prepare(lines.append)
@@ -174,7 +174,7 @@ def test_a_policy_learns_from_images_that_were_kept_and_refuses_others(build: Bu
     def folder_of(name: str, task: str = "push_block", **form: object) -> str:
         kept = asdict(form_of(env, image_px=16)) | form
         folder = create_folder(tmp_path / name, task, "chunks", chunks=kept)
-        perturbation = Perturbation(noise=ChunkSFTConfig().noise)
+        perturbation = Disturbance(noise=ChunkSFTConfig().noise)
         for record in play_episodes(env, perturbation, task, wanted=20, seed=0):
             images = env.draw(record.arrays["snapshots"][:-1], 16)
             arrays = {key: record.arrays[key] for key in ("actions", "proprio", "steps")}

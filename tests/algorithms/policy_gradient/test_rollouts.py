@@ -16,7 +16,7 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.collect import Perturbation, play_episodes
+from rlvlm.demonstrations.collect import Disturbance, play_episodes
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
@@ -161,7 +161,7 @@ def test_imitation_learns_from_the_script() -> None:
 
 
 def test_perturbing_actions_are_not_learned_from() -> None:
-    perturbation = Perturbation(p_perturb=0.4)
+    perturbation = Disturbance(p_perturb=0.4)
     records = list(play_episodes(env(64), perturbation, "", wanted=5, seed=3))
     won = [record.arrays for record in records if record.success]
     shown = demonstrate(env(64), ChunkSFTConfig(episodes=5, noise=0.0, p_perturb=0.4), 3)

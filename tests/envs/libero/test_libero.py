@@ -16,6 +16,7 @@ from rlvlm.envs.check import check_chunk_env
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.libero.config import LiberoConfig
 from rlvlm.envs.libero.env import LiberoEnv, to_robosuite
+from rlvlm.envs.libero.perturbed import read_task
 from rlvlm.envs.libero.tasks import SUITES, instruction_of
 from rlvlm.envs.registry import find_task, full_name, task_goal
 from rlvlm.envs.rendering import ensure_renderer
@@ -51,6 +52,57 @@ def test_tasks_are_found_by_number_and_by_words() -> None:
         task_goal("libero_goal/put the bowl o")
     with pytest.raises(UsageError, match="there is no task"):
         task_goal("libero_goal/fry an egg")
+
+
+def test_perturbed_tasks_by_hand() -> None:
+    milk = "pick up the milk and place it in the basket"
+    # by hand, from LIBERO-PRO's files of libero_object/7: instruction, and a line of the text that only it has
+    expected = {
+        "none": (milk, "(On milk_1 floor_target_object_region)"),
+        "swap": (milk, "(On milk_1 floor_other_object_region_0)"),
+        "object": (milk, "(In yellow_milk_1 red_basket_1_contain_region)"),
+        "lan": ("grab milk and put into basket", "(:language grab milk and put into basket)"),
+        "task": ("pick up the butter and place it in the basket", "(In butter_1 basket_1_contain_region)"),
+        "env": (milk, "living_room_table - living_room_table"),
+    }
+    tasks = {name: read_task("libero_object", 7, name) for name in expected}
+    assert {name: task.instruction for name, task in tasks.items()} == {
+        name: said for name, (said, _) in expected.items()
+    }
+    for name, (_, line) in expected.items():
+        shared = {"none": ("lan", "task")}.get(name, ())  # these leave the things where they are
+        assert [other for other in tasks if line in tasks[other].text] == sorted([name, *shared], key=[*tasks].index)
+    assert [name for name, task in tasks.items() if task.starts is None] == ["env"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "number", "perturbation", "said"),
+    [
+        ("libero_90", 3, "swap", "libero_90 has no perturbation 'swap'"),
+        ("libero_goal", 0, "fog", "libero_goal has no perturbation 'fog'"),
+        ("libero_10", 0, "env", "no other table for libero_10/0, which stands on the living room's"),
+    ],
+)
+def test_a_perturbation_that_is_not_there_is_refused_with_those_that_are(suite, number, perturbation, said) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        read_task(suite, number, perturbation)
+    assert "swap, object, lan, task" in caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("perturbation", ["swap", "env"])  # saved starts, and drawn ones
+def test_perturbed_tasks_start_at_different_places_and_the_script_solves_them(perturbation: str) -> None:
+    env = make(perturbation=perturbation, episode_steps=280)
+    assert env.num_held_out == 10
+    starts = [env.reset(options={"state_id": number})[0].snapshots[0] for number in (1, 0)]
+    assert np.abs(starts[0] - starts[1]).max() > 1e-3
+    rng, is_over, info = np.random.default_rng(0), False, {}
+    while not is_over:
+        chunk = env.scripted_chunk(0.0, rng)
+        assert chunk is not None
+        _, _, terminated, truncated, info = env.step(chunk)
+        is_over = terminated or truncated
+    assert info["success"]
 
 
 def test_the_gripper_is_turned_round() -> None:

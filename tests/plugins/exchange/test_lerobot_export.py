@@ -15,7 +15,7 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.grippers import OPENNESS, GripperUnits
 from rlvlm.demonstrations.chunk_form import form_of
-from rlvlm.demonstrations.collect import Perturbation, collect
+from rlvlm.demonstrations.collect import Disturbance, collect
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory
@@ -24,13 +24,13 @@ from rlvlm.plugins.exchange.commands import export
 from tests.plugins.exchange.test_trajectories import take
 from tests.recorded_data import GREEN, PX, RED, trajectory, write_lerobot
 
-LEROBOT = needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312")
+LEROBOT = needs("lerobot")
 
 
 def collected(out: Path, num: int = 3) -> tuple[DemonstrationFolder, Any]:
     env: Any = make_env("push_block", task_env("push_block"), 0)
     folder = create_folder(out, "push_block", "chunks", chunks=vars_of(form_of(env)))
-    collect(env, Perturbation(noise=0.1), folder, num, 0)
+    collect(env, Disturbance(noise=0.1), folder, num, 0)
     return folder, env
 
 
@@ -144,7 +144,7 @@ def test_lerobot_reads_it_to_the_bit_and_trains_on_it(tmp_path: Path) -> None:
     folder, _ = collected(tmp_path / "shown")
     root = tmp_path / "set"
     export([str(folder.path), "--form", "lerobot", "--out", str(root), "--lerobot.image-px", "64"], "data export")
-    python, around = python_of("lerobot312"), {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    python, around = python_of("lerobot"), {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     subprocess.run([python, "-c", _READ, root, tmp_path / "read.npz"], check=True, timeout=600, env=around)
     found, own = np.load(tmp_path / "read.npz"), read(root)
     np.testing.assert_array_equal(found["action"], np.concatenate([episode.actions for episode in own]))

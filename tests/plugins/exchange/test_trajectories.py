@@ -19,7 +19,7 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
-from rlvlm.demonstrations.collect import Perturbation, play_episodes
+from rlvlm.demonstrations.collect import Disturbance, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
 from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, cut, moving, opened
@@ -190,7 +190,7 @@ def test_an_episode_of_libero_goes_out_as_a_file_comes_back_and_can_be_played(tm
     """Seen through both cameras at every chunk, in robosuite's units, as OpenVLA's files have it."""
     pytest.importorskip("robosuite")
     env: Any = make_env("libero_object/0", task_env("libero_object/0"), 0)
-    (played,) = play_episodes(env, Perturbation(noise=0.02), "libero_object/0", wanted=1, seed=0)
+    (played,) = play_episodes(env, Disturbance(noise=0.02), "libero_object/0", wanted=1, seed=0)
     count = len(played.arrays["actions"])
     images = np.stack([env.draw(played.arrays["snapshots"][:count], PX, camera) for camera in env.cameras], axis=1)
     actions = played.arrays["actions"].reshape(-1, 7)[: played.arrays["steps"].sum()]

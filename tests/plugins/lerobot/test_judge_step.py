@@ -6,7 +6,7 @@ import pytest
 from frameworks import needs, run, snippet
 
 pytestmark = [
-    needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312"),
+    needs("lerobot"),
     pytest.mark.slow,
 ]
 
@@ -43,7 +43,7 @@ silent = lambda clips: rlvlm.judges.client.Scores([None], ["failed"])  # what a 
 step._rewards = types.SimpleNamespace(ask=silent)
 print(seen(0, done=True))
 """
-    said = run("lerobot312", before + snippet("LeRobot") + after, tmp_path).splitlines()
+    said = run("lerobot", before + snippet("LeRobot") + after, tmp_path).splitlines()
     success = "(1.0, True, {'env_reward': 0.25, 'judge_score': 1.0})"
     assert said[:2] == ["True", f"{success} {success} (0.25, True, {{'env_reward': 0.25, 'judge_score': 0.2}})"]
     assert said[2] == "5" and "the judge needs one camera, got no name; there are" in said[3]
@@ -75,6 +75,6 @@ for t in range(2, 11):
     step.success_threshold = bright / 2 if t > 5 else 1.0
 print(bool(transition["done"]), transition["info"]["env_reward"])
 """
-    said = run("lerobot312", before + snippet("LeRobot") + after, tmp_path).splitlines()
+    said = run("lerobot", before + snippet("LeRobot") + after, tmp_path).splitlines()
     # every fifth transition is asked about, the first of them that of the reset; the tenth passes the threshold
     assert said[:-1] == [f"{t} {t % 5 == 0} True {float(t == 10)}" for t in range(2, 11)] and said[-1] == "True 0.0"

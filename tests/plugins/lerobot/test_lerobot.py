@@ -55,10 +55,7 @@ from rlvlm.vlms.skeleton import pending, skeletons
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "environments/lerobot_reference.py"
-WITH_LEROBOT = [
-    pytest.param(kind, marks=needs("lerobot312", "PYTHON=python3.12 environments/lerobot.sh .envs/lerobot312"))
-    for kind in CONFIGS
-]
+WITH_LEROBOT = [pytest.param(kind, marks=needs("lerobot")) for kind in CONFIGS]
 PUBLISHED = {name: {**getattr(pi0, name)} for name in ("GEMMA", "HEADS", "VISION")}
 """pi0's sizes, before they are made small."""
 _PALIGEMMA = {"language_model": 2_508_531_712, "multi_modal_projector": 2_361_344, "vision_tower": 412_442_352}
@@ -185,7 +182,7 @@ def test_sizes_are_those_of_the_published_450_million(folder: Path) -> None:
 def lerobot(*arguments: object) -> None:
     # its environment has no rlvlm, and needs no hub
     around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    subprocess.run([python_of("lerobot312"), SCRIPT, *map(str, arguments)], check=True, timeout=300, env=around)
+    subprocess.run([python_of("lerobot"), SCRIPT, *map(str, arguments)], check=True, timeout=300, env=around)
 
 
 @pytest.fixture(scope="module")

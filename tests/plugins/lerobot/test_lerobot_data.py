@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frameworks import python_of
+from frameworks import needs, python_of
 from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot
 
 from rlvlm.algorithms.policy_gradient import supervised_start
@@ -36,9 +36,8 @@ pytest.importorskip("rlvlm.plugins.exchange", reason="data sets are imported by 
 from tests.plugins.exchange.test_trajectories import TwoEyes, quiet, take  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
-ENVS = python_of("").parents[1]
-WRITERS = {"v2.1": ("lerobot", "lerobot033"), "v3.0": ("lerobot312", "lerobot312")}
-"""Environment of LeRobot and the folder on its path, by the version of data sets that it writes."""
+WRITERS = {"v2.1": "lerobot033", "v3.0": "lerobot"}
+"""Folder with a release of LeRobot, by the version of data sets that it writes."""
 
 
 def start(folder: Path, kind: str, checkpoint: Path, **changes: Any) -> tuple[LeRobotPolicy, list[Demonstrations]]:
@@ -149,15 +148,14 @@ def test_a_flow_takes_demonstrations_and_a_checkpoint_with_tokens_does_not() -> 
         override(recipe("push_block"), settings)
 
 
+@needs("lerobot")
 @pytest.mark.slow
 @pytest.mark.parametrize("version", WRITERS)
 @pytest.mark.parametrize("dtype", ["image", "video"])
 def test_a_data_set_that_lerobot_wrote_feeds_a_checkpoint(
     tmp_path: Path, version: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, besides = (ENVS / folder for folder in WRITERS[version])
-    if not besides.exists():
-        pytest.skip("needs LeRobot: environments/lerobot.sh")
+    python = python_of("lerobot")
     shrink_pi0(monkeypatch)
     recorded = [trajectory(12, seed=number) for number in range(2)]
     large = [(*numbers, images.repeat(8, axis=2).repeat(8, axis=3)) for *numbers, images in recorded]  # AV1 needs 64
@@ -169,9 +167,9 @@ def test_a_data_set_that_lerobot_wrote_feeds_a_checkpoint(
     }
     np.savez(tmp_path / "recorded.npz", **arrays, text=GREEN)
     script = ROOT / "environments/lerobot_reference.py"
-    around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(besides)}
+    around = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(python.parents[2] / WRITERS[version])}
     paths = str(tmp_path / "set"), str(tmp_path / "recorded.npz"), dtype
-    subprocess.run([environment / "bin/python", script, "data", *paths], check=True, timeout=300, env=around)
+    subprocess.run([python, script, "data", *paths], check=True, timeout=300, env=around)
     assert json.loads((tmp_path / "set/meta/info.json").read_text())["codebase_version"] == version
     folder, counts = take(tmp_path / "set", "lerobot", tmp_path / "shown", success="assumed", image_px=PX)
     assert counts == {"added": 2}
