@@ -250,7 +250,7 @@ def test_caveats_are_listed(runs: Path) -> None:
     assert np.array_equal(run.success, [0.0, 0.5])
     unfinished, alarm = results.remarks
     assert unfinished == "1 of 4 runs are unfinished: they have no final score and are left out."
-    assert "an alarm, failures are called successes more often than before the run: judge1." in alarm
+    assert "an alarm, failures score like successes more often than before the run: judge1." in alarm
 
 
 def test_sources_without_a_task_in_common_are_not_ranked_and_no_run_is_a_mistake(tmp_path: Path) -> None:
