@@ -89,6 +89,7 @@ class JudgedTurns(Stateful):
         # which of the scene's goals the user's own words name is not known
         goals_in_view = None if view is None or goal else view.goals_in_view
         self.monitor = JudgeMonitor(config.monitor, claim, columns, goals_in_view)
+        self.monitor.is_graded = config.threshold is None
         self._known: list[dict[str, Any]] = []
         """Known items that are shown again, with their scores before the run."""
         self._num_watched = 0

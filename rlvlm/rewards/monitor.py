@@ -125,6 +125,8 @@ class JudgeMonitor(Stateful):
     ) -> None:
         self._config, self._goals_in_view = config, goals_in_view
         self.success_threshold = success_threshold
+        self.is_graded = True
+        """Whether scores are paid as they are; else all from the threshold on are paid alike."""
         self._robot_columns = list(robot_columns)
         self._first: list[list[float]] = []
         self._recent: deque[list[float]] = deque(maxlen=config.window)
@@ -204,7 +206,9 @@ class JudgeMonitor(Stateful):
         backwards = [replace(item, snapshots=item.snapshots[::-1], path=item.path[::-1]) for item, _ in chosen]
         elsewhere = [replace(item, goal=goal) for (item, _), goal in zip(chosen, others, strict=True)]
         alone = [self._robot_alone(item) for item, _ in chosen] if self._robot_columns else []
-        again = [score.value for score in scorer.score([*still, *backwards, *elsewhere, *alone])]
+        # none of them is a success: simulated scorers know the truth and see no image
+        shown = [replace(item, is_success=False, progress=0.0) for item in (*still, *backwards, *elsewhere, *alone)]
+        again = [score.value for score in scorer.score(shown)]
         again += [np.nan] * (len(chosen) - len(alone))
         columns = [again[begin : begin + len(chosen)] for begin in range(0, 4 * len(chosen), len(chosen))]
         rows = zip(chosen, *columns, others, strict=True)
@@ -391,6 +395,8 @@ class JudgeMonitor(Stateful):
         A judge that grades how near the goal is gives a near miss almost as much as a success, above any threshold
         between the two, and is right. A policy that fools its judge is paid as much for failures as for successes.
         """
+        if not self.is_graded:
+            return self.success_threshold
         successes = ([score for score, truth in rows if truth == 1] for rows in (self._known, self._recent))
         return max([self.success_threshold, *(float(np.median(some)) for some in successes if len(some) >= MIN_KNOWN)])
 

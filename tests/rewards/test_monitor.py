@@ -124,6 +124,20 @@ def test_a_smooth_judge_whose_best_is_short_of_the_goal_gives_an_alarm(best: flo
     assert kind == 2 and update < 25
 
 
+@pytest.mark.parametrize("is_graded", [True, False], ids=["paid as they are", "paid alike from a threshold on"])
+def test_near_misses_are_alarming_only_where_a_threshold_pays_them_in_full(is_graded: bool) -> None:
+    watch = monitor()
+    watch.is_graded = is_graded
+    watch.note([1.0] * 40 + [0.8] * 60, [True] * 40 + [False] * 60)
+    assert ("60 of 60 failures" in watch.alarm) == (not is_graded)
+
+
+def test_controls_of_a_simulated_scorer_of_the_truth_are_no_successes() -> None:
+    items = [shown(0.1, 0.9, success=True)]
+    rows = monitor().show_controls(biased_scorer(0.0, 0), items, biased_scorer(0.0, 0).score(items))
+    assert rows[0][:4] == [1.0, 0.0, 0.0, 0.0]  # the episode, backwards, with another goal, its start
+
+
 def known_to(watch: JudgeMonitor, success: float, failure: float) -> JudgeMonitor:
     watch.expect([success] * 20 + [failure] * 20, [True] * 20 + [False] * 20)
     return watch
