@@ -17,7 +17,7 @@ from rlvlm.judges.agreement import calibration_error, cohens_kappa
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
-from rlvlm.pages.answers import Answers, by_bin, confusion, outcomes, read_sources, summarise
+from rlvlm.pages.answers import Answers, by_bin, confusion, outcomes, read_sources, read_store, summarise
 from rlvlm.pages.judge_charts import shares_of
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
@@ -106,6 +106,7 @@ def test_a_run_finds_its_images_and_prices_in_its_store(folder, make_records, tm
     truths = list(truths_of(records))
     store.add_truths(truths)
     assert [truth.progress for truth in truths][:2] == [pytest.approx((0.9, 0.1)), pytest.approx((0.1, 0.9))]
+    assert [each.scale for each in read_store(folder.labels)] == [1.0], "progress needs no scale"
     assert list(truths_of(make_records(100, 0))) == []  # answers that no store keeps
     (answers,) = read_sources([folder.path])
     assert [answer.cost_usd for answer in answers.answers] == pytest.approx([0.002] * 6) and "liar" in answers.about
