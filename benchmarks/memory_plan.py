@@ -14,8 +14,9 @@ from transformers import Qwen2_5_VLConfig
 from benchmarks.update_memory import WIDTHS
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
-from rlvlm.policies.vla.openvla.network import CheckpointConfig
+from rlvlm.plugins.openvla.config import OpenVLAConfig
+from rlvlm.plugins.openvla.network import CheckpointConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 
 VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16}

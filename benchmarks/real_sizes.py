@@ -51,16 +51,17 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.plugins.lerobot.config import LeRobotConfig
 from rlvlm.plugins.lerobot.loading import outline
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.plugins.openvla.config import OpenVLAConfig
+from rlvlm.plugins.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
-from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
 from rlvlm.policies.vlm.backbone import prompt_ids
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.vlms.devices import use_expandable_segments
 from tests.plugins.lerobot.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
-from tests.tiny_openvla import SMALL, STATISTICS, WORDS
+from tests.plugins.openvla.tiny_openvla import SMALL, STATISTICS, WORDS
 from tests.tiny_vlm import IMAGE, build_tokenizer
 
 QWEN3_VL_8B: dict[str, Any] = {

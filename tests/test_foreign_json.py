@@ -11,11 +11,10 @@ from peak_memory import peak_of
 from rlvlm.algorithms.sft_folders import read_sft_manifest
 from rlvlm.core.errors import RunError
 from rlvlm.core.foreign import MAX_JSON_BYTES
+from rlvlm.core.guests import guests
 from rlvlm.judges.build import abilities_of
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import sentences_of
-from rlvlm.policies.vla.config import OpenVLAConfig
-from rlvlm.policies.vla.openvla.loading import CheckpointConfig, _settings, _statistics
 from rlvlm.runs.checkpoints import Checkpoint
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.tables import JsonLines
@@ -25,11 +24,6 @@ from rlvlm.vlms.lora import check_adapter
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a judge's abilities": ("abilities.json", lambda folder: abilities_of("pocket", str(folder))),
     "a chat model": ("config.json", lambda folder: load_vlm(JudgeConfig(backend="transformers", model=str(folder)))),
-    "an OpenVLA": ("config.json", _settings),
-    "its statistics": (
-        "dataset_statistics.json",
-        lambda folder: _statistics(folder, CheckpointConfig(), OpenVLAConfig()),
-    ),
     "an adapter": ("adapter_config.json", check_adapter),
     "an index of weights": ("model.safetensors.index.json", check_shards),
     "a supervised start": ("sft.json", read_sft_manifest),
@@ -40,6 +34,14 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a checkpoint's state": ("run.json", lambda folder: Checkpoint(folder).state),
     "a run's summary": ("summary.json", lambda folder: RunFolder(folder, 1).summary()),
 }
+if "openvla" in guests():
+    from rlvlm.plugins.openvla import config, loading
+
+    READERS["an OpenVLA"] = ("config.json", loading._settings)
+    READERS["its statistics"] = (
+        "dataset_statistics.json",
+        lambda folder: loading._statistics(folder, loading.CheckpointConfig(), config.OpenVLAConfig()),
+    )
 
 
 def make_pipe(file: Path) -> None:

@@ -19,7 +19,7 @@ _ASSIGNS = {
 }
 """By section of the command line, the setting that makes Ray assign a GPU to processes beside the run's own."""
 _LEARNERS = "; a learner of --algo.num-learners is given one by --algo.gpus-per-learner"
-"""The same for checkpoints, whose sections are within `policy`, e.g. `policy.openvla`."""
+"""The same for checkpoints, whose sections are within `policy`, e.g. `policy.lerobot`."""
 
 
 _ALLOCATOR, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"

@@ -15,6 +15,7 @@ from tiny_run import WORDS
 from benchmarks.memory_plan import write_config
 from rlvlm.cli import main
 from rlvlm.commands.slurm import SlurmConfig, job_script, submit
+from rlvlm.core.guests import guests
 
 TEMPLATE = Path(__file__).parents[2] / "cluster" / "slurm.sh"
 
@@ -82,6 +83,14 @@ COLOCATED = (
 SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-runners 1 --algo.gpus-per-env-runner 0.5"
 
 
+OF_A_CHECKPOINT = [
+    ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
+    ("libero_rewards.yaml --nodes 2 --gpus-per-node 1", 2, "--gpus-per-node 2"),
+    ("libero_rewards.yaml --nodes 2 --gpus-per-node 4", 2, "hf download /shared/openvla-oft"),
+    ("libero_rewards.yaml -- --seed 1", 2, "a sweep takes no --seed"),
+] * ("openvla" in guests())
+
+
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
@@ -99,10 +108,7 @@ SPLIT_SHARES = "-- --algo.num-learners 2 --algo.gpus-per-learner 1 --algo.env-ru
         (f"number_line --nodes 2 --gpus-per-node 2 {COLOCATED}", 2, "leave out --engine.colocated"),
         ("drawer_open --gpus-per-node 1 -- --judge.device cuda", 2, "--serve.num-gpus 1"),
         ("drawer_open -- --judge.backend transformers --judge.model owner/none", 2, "rlvlm fetch owner/none"),
-        ("push_block -- --policy.model owner/none", 2, "hf download owner/none"),
-        ("libero_rewards.yaml --nodes 2 --gpus-per-node 1", 2, "--gpus-per-node 2"),
-        ("libero_rewards.yaml --nodes 2 --gpus-per-node 4", 2, "hf download /shared/openvla-oft"),
-        ("libero_rewards.yaml -- --seed 1", 2, "a sweep takes no --seed"),
+        *OF_A_CHECKPOINT,
         ("no_such_rewards.yaml", 2, "there is no sweep 'no_such_rewards'"),
         ("drawer_open --out runs/there", 2, "is there already"),
         ("drawer_open --partition none", 3, "invalid partition specified"),

@@ -1,7 +1,7 @@
 """OpenVLA-OFT's forward pass once more, one observation at a time, in float64 and by weight name alone.
 
 Written from the papers and the published checkpoints' names (OpenVLA 2406.09246, OFT 2502.19645, DINOv2 with registers
-2309.16588, SigLIP 2303.15343, Llama 2 2307.09288); shares no code with `rlvlm.policies.vla.openvla`.
+2309.16588, SigLIP 2303.15343, Llama 2 2307.09288); shares no code with `rlvlm.plugins.openvla`.
 """
 
 import math

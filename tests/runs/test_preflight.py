@@ -1,6 +1,5 @@
 """What can be known before Ray starts is said before, RAY_ADDRESS within seconds."""
 
-import json
 import shlex
 import socket
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_openvla import SMALL, write_openvla
 
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands import eval as eval_command
@@ -195,10 +193,6 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
         ("drawer_open --algo.device cuda", MachineError, "the algo wants cuda", "--algo.device cpu, or a CUDA build"),
         ("drawer_open --reward-model.device cuda", MachineError, "the reward-model wants", "--reward-model.device cpu"),
         ("push_block --algo.device cuda", MachineError, "the algo wants cuda", "--algo.device cpu"),
-        (
-            "libero_goal/8 --policy.model a/b --policy.openvla.device cuda",
-            *(MachineError, "wants cuda", "gpus-per-learner"),
-        ),
         ("drawer_open --judge.device cuda --serve.num-gpus 1", MachineError, "the judge wants cuda", ""),
         ("drawer_open --serve.num-gpus 1", MachineError, "this machine has none", "RAY_ADDRESS"),
         ("drawer_open --judge.backend openai --judge.model m", JudgeUnavailable, "needs a key", ""),
@@ -243,42 +237,6 @@ def test_envs_that_go_on_by_themselves_pass_where_replicas_will_answer_them() ->
     check_before_run(parse_run([*words, "--engine.num-replicas", "1"], "run").config)
     with pytest.raises(UsageError, match="needs engine.num_replicas|has no effect"):
         check_before_run(parse_run(words, "run").config)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("made", "words", "what", "fix"),
-    [
-        ({}, "", "", ""),
-        (
-            {"config.json": {**SMALL, "model_type": "llama"}},
-            "",
-            "its model_type is 'llama', not 'openvla'",
-            "OpenVLA-OFT",
-        ),
-        ({"action_head--5_checkpoint.pt": 0}, "", "actions come from a regression head", "actions are tokens"),
-        ({"model.safetensors.index.json": {"weight_map": {"a": "a.bin"}}}, "", "names 'a.bin'", "download the model"),
-        ({"tokenizer.json": {}}, "", "tokenizer.json cannot be read", "download the checkpoint again"),
-        ({"dataset_statistics.json": {}}, "", "scales actions for no data set", "download the checkpoint again"),
-        ({}, "--policy.openvla.unnorm-key libero_goal", "none is 'libero_goal'", "--policy.openvla.unnorm-key NAME"),
-        (
-            {"dataset_statistics.json": {"libero_10": {"action": {"q01": [0.0] * 14, "q99": [1.0] * 14}}}},
-            *("", "actions have 14 dimensions, the env's 7", "trained on this env"),
-        ),
-        ({}, "--policy.openvla.cameras 2", "is to see 2 cameras, the env has 1", "lower --policy.openvla.cameras"),
-        ({}, "--policy.openvla.adapter /no/adapter", "policy.openvla.adapter /no/adapter is not a folder", "leave out"),
-    ],
-)
-def test_a_checkpoint_of_openvla_that_does_not_go_with_the_run_is_refused_before_ray_starts(
-    made: dict[str, Any], words: str, what: str, fix: str, tmp_path: Path
-) -> None:
-    folder = write_openvla(tmp_path / "checkpoint")
-    for name, content in made.items():
-        (folder / name).write_text(json.dumps(content))
-    named = parse_run(["push_block", "--policy.model", str(folder), *words.split()], "run").config
-    with pytest.raises(UsageError, match=what) if what else nullcontext() as caught:
-        check_before_run(named)
-    assert caught is None or fix in caught.value.fix
 
 
 @pytest.mark.parametrize("command", [eval_command.command, serve.command, resume.command])

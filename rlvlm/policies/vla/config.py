@@ -3,33 +3,23 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from rlvlm.core.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
+from rlvlm.core.checks import NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.guests import PolicyCheckpoint, guest_of, with_guests, with_sections
-from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
+from rlvlm.core.leads import CodeRef, ModelName, OwnSetting
 from rlvlm.core.references import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.policies.vla.flow.config import FlowConfig
 
-ImagePath = Literal["cropped", "whole"]
 HEADS = ("tokens", "flow")
 """Heads of the pocket VLA."""
-CHECKPOINTS: Mapping[str, PolicyCheckpoint] = {
-    "tokens": PolicyCheckpoint(
-        section="openvla",
-        build="rlvlm.policies.vla.openvla.loading:load_openvla",
-        check="rlvlm.policies.vla.openvla.loading:fitted",
-        outline="rlvlm.policies.vla.openvla.loading:outline",
-    )
-}
-"""Pretrained policies of the core, by head; `checkpoints` has the guests' too."""
 
 
 @functools.cache
 def checkpoints() -> Mapping[str, PolicyCheckpoint]:
-    """Returns the kinds of pretrained policies by head, those of guests included."""
-    return with_guests("checkpoints", CHECKPOINTS)
+    """Returns the kinds of pretrained policies by head; all come from guests."""
+    return with_guests("checkpoints", {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,58 +54,14 @@ class PocketVLAConfig:
             raise ValueError(f"policy.pocket.image_px must be even, got {self.image_px}")
 
 
-LINEAR_LAYERS = r".*\.(qkv|proj|fc1|fc2|fc3|q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-"""Linear layers of image encoders, projector and language model, except the one that computes the logits of words."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenVLAConfig:
-    """Inputs of an OpenVLA-OFT checkpoint, and which of its weights are trained."""
+class NoCheckpoint:
+    """What a VLA without a checkpoint has in place of loading settings."""
 
-    section: ClassVar[str] = "policy.openvla"
-    """Prefix of these fields on the command line, for messages."""
-
-    unnorm_key: str = ""
-    """Data set in the checkpoint's dataset_statistics.json whose quantiles scale the actions, e.g. libero_10_no_noops;
-    may be empty if the file has only one."""
-    cameras: PositiveInt = 1
-    """Number of the env's cameras, from the first on, that it was trained with, >= 1."""
-    image_px: PositiveInt = 256
-    """Side of the square images that the env draws, pixels; they are then resized for the image encoders."""
-    images: ImagePath = "cropped"
-    """Preparation of images. cropped: JPEG, Lanczos, the middle 90 % of the area, as OpenVLA-OFT and SimpleVLA-RL
-    evaluate; whole: bicubic and uncropped, as RLinf trains."""
-    has_stop: bool = True
-    """Whether a stop token follows the chunk, as OpenVLA-OFT was trained; RLinf leaves it out."""
-    learns: Literal["lora", "all"] = "lora"
-    """Trained weights. lora: an adapter; all: every weight, in float32."""
-    adapter: FilePath = ""
-    """Folder of a LoRA adapter to continue from, in PEFT's format; empty: a fresh one."""
-    lora_rank: PositiveInt = 32
-    """Inner size of a fresh adapter, >= 1."""
-    lora_alpha: PositiveFloat = 16.0
-    """Scale of a fresh adapter's output, which is multiplied by lora_alpha / lora_rank."""
-    lora_targets: str = LINEAR_LAYERS
-    """Regular expression on the full names of the layers that get a fresh adapter."""
-    at_once: PositiveInt = 64
-    """Maximum observations per forward pass without gradients, >= 1: rollouts and evaluations have many at once, more
-    than fit on a smaller GPU. For updates see `algo.microbatch_turns`."""
-    recompute: bool | None = None
-    """Whether to use gradient checkpointing, which computes every block of the language model and the image encoders a
-    second time in the update to save memory. None: from 500 million parameters on."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of the weights besides an adapter. auto: bfloat16 on a GPU, float32 on a CPU."""
+    section: ClassVar[str] = "policy"
+    learns: str = "all"
+    adapter: str = ""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, self.section)
-        if self.learns == "all" and self.adapter:
-            raise ValueError(f"{self.section}.adapter has no effect where learns is all; merge it into the weights")
-        if self.learns == "all" and self.dtype == "bfloat16":
-            raise ValueError(
-                f"{self.section}.dtype bfloat16 is too coarse for weights that learn; use lora or leave out dtype"
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +70,8 @@ class VLAConfig:
     """Settings of the VLA that acts."""
 
     model: ModelName = ""
-    """Folder or hub name of an OpenVLA-OFT checkpoint with a token head or, with `head` flow, of a SmolVLA, a pi0 or a
-    pi0.5 in LeRobot's layout; empty: the pocket VLA, trained by the run."""
+    """Folder or hub name of a checkpoint that a guest loads: an OpenVLA-OFT with a token head or, with `head` flow, a
+    SmolVLA, a pi0 or a pi0.5 in LeRobot's layout; empty: the pocket VLA, trained by the run."""
     revision: str = ""
     """Commit of a hub model; empty takes the newest."""
     head: CodeRef = "tokens"
@@ -141,7 +87,6 @@ class VLAConfig:
     """Memory for the images of an update in each process that samples or learns, MiB, >= 1; images that do not fit are
     drawn again."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
-    openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
 
     def __post_init__(self) -> None:
@@ -175,13 +120,13 @@ class VLAConfig:
 
     @property
     def loading(self) -> Any:
-        """Loading settings of a checkpoint's weights: an `OpenVLAConfig`, or a guest's."""
-        return getattr(self, self.checkpoint.section)
+        """Loading settings of a checkpoint's weights: the section of the guest that has those of this head."""
+        return getattr(self, self.checkpoint.section) if self.head in checkpoints() else NoCheckpoint()
 
     @property
     def checkpoint(self) -> PolicyCheckpoint:
         """Kind of the checkpoint that `model` names."""
-        return checkpoints().get(self.head, CHECKPOINTS["tokens"])
+        return checkpoints()[self.head]
 
     @property
     def has_adapter(self) -> bool:

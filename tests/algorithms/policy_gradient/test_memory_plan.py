@@ -19,7 +19,6 @@ from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientCo
 from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, ModelSize, Workload, fix_of, plan, size_of, words_of
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
 from rlvlm.policies.vlm.activations import Activations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
@@ -28,8 +27,6 @@ from rlvlm.runs.networks import workload_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.vlms import devices
-from tests.policies.vla.openvla.test_openvla import load as load_openvla
-from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
 
 TAKEN = Activations(update=70, kept=50, logits=9, slice_tokens=4, cast=13, prefill=11, cache=6, drawing=100)
@@ -105,17 +102,16 @@ def test_the_dry_count_is_the_memory_of_a_real_pass(tmp_path: Path, learns: Any,
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
 def test_weights_are_those_of_models_in_memory(tmp_path: Path, learns: Any) -> None:
-    algo = PolicyGradientConfig(shrinkage=False)
     save_tiny_vlm(tmp_path / "vlm", "qwen2_5_vl")
     config = PolicyConfig(model=str(tmp_path / "vlm"), learns=learns, device="cpu")
-    vlm = load_policy(config).model
-    write_openvla(tmp_path / "vla")
-    vla = load_openvla(tmp_path / "vla", learns=learns, lora_rank=2).network
-    others = VLAConfig(model="x/y", openvla=OpenVLAConfig(learns=learns, lora_rank=2))
-    for network, policy, folder in ((vlm, config, "vlm"), (vla, others, "vla")):
-        found = plan(size_of(policy, tmp_path / folder), policy, algo, on_gpu=False)
-        assert found.weights == sum(parameter.nbytes for parameter in network.parameters())
-        assert found.gradients == sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad)
+    assert_planned(load_policy(config).model, config, tmp_path / "vlm")
+
+
+def assert_planned(network: torch.nn.Module, policy: Any, folder: Path) -> None:
+    """The plan of a learner of `policy` has the weights and gradients of the `network` in memory."""
+    found = plan(size_of(policy, folder), policy, PolicyGradientConfig(shrinkage=False), on_gpu=False)
+    assert found.weights == sum(parameter.nbytes for parameter in network.parameters())
+    assert found.gradients == sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.reply_policy import ReplySampling
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
@@ -33,7 +33,6 @@ from tests.algorithms.policy_gradient.side_by_side import side_by_side
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, policy_config
 from tests.peak_memory import peak_of
 from tests.published import SAVE, save_published
-from tests.tiny_openvla import write_openvla
 from tests.tiny_vlm import save_tiny_vlm
 
 STEPS = (metrics.UPDATE_POLICY_LOSS, metrics.UPDATE_VALUE_LOSS, metrics.UPDATE_GRADIENT, metrics.UPDATE_KL)
@@ -57,11 +56,6 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     runner.action_elements = policy.action_elements
     learner = begun(config, runner, policy)
     return learner, paid(runner.sample(num_turns=3))
-
-
-def vla(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
-    """A learner of the tiny OpenVLA-OFT in `folder`, and two groups by the same policy."""
-    return chunks(VLAConfig(model=folder, openvla=OpenVLAConfig(image_px=40, lora_rank=2, learns=learns)), algo)
 
 
 def chunks(acts: VLAConfig, algo: dict[str, Any]) -> tuple[TokenLearner, list[Any]]:
@@ -124,17 +118,13 @@ def updated(make: Any, *arguments: Any) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     save_tiny_vlm(root / "vlm", "qwen2_5_vl")
-    write_openvla(root / "vla")
     return root
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "model", "learns"),
-    [(make, model, learns) for make, model in ((vlm, "vlm"), (vla, "vla")) for learns in ("all", "lora")],
-)
-def test_shared_out_learners_take_the_step_of_one(folder: Path, make: Any, model: str, learns: str) -> None:
-    assert_step_of_one(make, str(folder / model), learns)
+@pytest.mark.parametrize("learns", ["all", "lora"])
+def test_shared_out_learners_take_the_step_of_one(folder: Path, learns: str) -> None:
+    assert_step_of_one(vlm, str(folder / "vlm"), learns)
 
 
 def assert_step_of_one(make: Any, path: str, learns: str) -> None:

@@ -28,7 +28,7 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.plugins.lerobot.config import LeRobotConfig
 from rlvlm.plugins.lerobot.policy import LeRobotPolicy
 from rlvlm.policies.vla.build import build_policy, read_config, read_policy
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.policy import Sampling
 from rlvlm.runs.config_file import config_text, read_config_text
@@ -142,9 +142,8 @@ def test_a_checkpoint_whose_actions_are_far_from_the_envs_is_refused(
 
 
 def test_settings_without_effect_or_head_are_refused() -> None:
-    for settings in ({"head": "flow", "openvla": OpenVLAConfig(cameras=2)}, {"lerobot": LeRobotConfig(at_once=2)}):
-        with pytest.raises(ValueError, match="has no effect with policy.head"):
-            VLAConfig(model="somewhere", **settings)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="has no effect with policy.head"):
+        VLAConfig(model="somewhere", lerobot=LeRobotConfig(at_once=2))
     with pytest.raises(ValueError, match="no head for learned noise"):
         VLAConfig(model="somewhere", head="flow", flow=FlowConfig(kernel="learned"))
 
@@ -163,7 +162,6 @@ def test_settings_without_effect_or_head_are_refused() -> None:
         ({}, {}, "--policy.lerobot.faults dark_borders", "no effect on a policy of type smolvla"),
         ({}, {}, "--policy.flow.kernel learned", "no head for learned noise"),
         ({}, {}, "--policy.flow.noise nan", "policy.flow.noise must be in"),
-        ({}, {}, "--policy.openvla.cameras 2", "policy.openvla has no effect"),
         ({}, {}, "--engine.num-replicas 2", "Unrecognized options: --engine.num-replicas"),
     ],
 )

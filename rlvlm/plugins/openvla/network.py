@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from rlvlm.policies.vla.openvla.vision import TOWERS, FusedVision, TowerSize
+from rlvlm.plugins.openvla.vision import TOWERS, FusedVision, TowerSize
 from rlvlm.policies.vla.tokens import NUM_BINS, ids_of_bins
 from rlvlm.vlms.skeleton import device_of
 

@@ -15,11 +15,12 @@ from rlvlm.algorithms.sft_config import ChunkSFTConfig
 from rlvlm.core import metrics
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
+from rlvlm.plugins.openvla.config import OpenVLAConfig
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
 from tests.algorithms.policy_gradient.test_learner import sample
 from tests.algorithms.policy_gradient.tiny_runs import learner_of
-from tests.tiny_openvla import write_openvla
+from tests.plugins.openvla.tiny_openvla import write_openvla
 
 WORLD = ChunkEnvConfig(episode_steps=16)
 

@@ -20,9 +20,10 @@ from transformers.utils.logging import disable_progress_bar
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.envs.env import ChunkEnv
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
-from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
-from rlvlm.policies.vla.openvla.policy import PROJECTOR, OpenVLAPolicy
+from rlvlm.plugins.openvla.config import OpenVLAConfig
+from rlvlm.plugins.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.plugins.openvla.policy import PROJECTOR, OpenVLAPolicy
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import locate

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlvlm.core.episodes import Answer, Observations
-from rlvlm.policies.vla.config import OpenVLAConfig
-from rlvlm.policies.vla.openvla.images import to_pixels
+from rlvlm.plugins.openvla.config import OpenVLAConfig
+from rlvlm.plugins.openvla.images import to_pixels
 from rlvlm.policies.vla.token_policy import TokenVLA
 from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.weights import Shardable

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.plugins.openvla.network import CheckpointConfig, OpenVLANetwork
 
 WORDS = "In : What action should the robot take to ? Out push red green blue yellow block onto pad".split()
 STATISTICS = {

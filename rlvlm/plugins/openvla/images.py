@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rlvlm.policies.vla.config import ImagePath
+from rlvlm.plugins.openvla.config import ImagePath
 
 _AREA = 0.9
 """Share of an image's area that `cropped` keeps."""

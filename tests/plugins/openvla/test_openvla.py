@@ -12,17 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.update_memory import saved_bytes
 from rlvlm.core.errors import ModelUnavailable
-from rlvlm.policies.vla.config import OpenVLAConfig, VLAConfig
-from rlvlm.policies.vla.openvla import images as image_paths
-from rlvlm.policies.vla.openvla.images import to_pixels
-from rlvlm.policies.vla.openvla.loading import load_openvla
-from rlvlm.policies.vla.openvla.network import CheckpointConfig, OpenVLANetwork
-from rlvlm.policies.vla.openvla.policy import EMPTY_ID, PROJECTOR, START_ID, OpenVLAPolicy
+from rlvlm.plugins.openvla import images as image_paths
+from rlvlm.plugins.openvla.config import OpenVLAConfig
+from rlvlm.plugins.openvla.images import to_pixels
+from rlvlm.plugins.openvla.loading import load_openvla
+from rlvlm.plugins.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.plugins.openvla.policy import EMPTY_ID, PROJECTOR, START_ID, OpenVLAPolicy
+from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.tokens import log_probs_of
 from rlvlm.vlms.lora import save_adapter
 from tests.oracles import openvla_oft as oracle
-from tests.tiny_openvla import SMALL, STATISTICS, write_openvla
+from tests.plugins.openvla.tiny_openvla import SMALL, STATISTICS, write_openvla
 
 TOKENS = 2 * 7
 
@@ -316,9 +318,28 @@ def test_a_projector_file_that_would_run_code_is_not_let_in(tmp_path: Path) -> N
 
 
 def test_settings_without_effect_are_errors() -> None:
+    with pytest.raises(ValueError, match="policy.openvla has no effect with policy.head flow"):
+        VLAConfig(model="somewhere", head="flow", openvla=OpenVLAConfig(cameras=2))
     with pytest.raises(ValueError, match="without policy.model"):
         VLAConfig(openvla=OpenVLAConfig(cameras=2))
     with pytest.raises(ValueError, match="adapter has no effect"):
         OpenVLAConfig(learns="all", adapter="somewhere")
     with pytest.raises(ValueError, match="too coarse"):
         replace(OpenVLAConfig(learns="all"), dtype="bfloat16")
+
+
+def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
+    folder = write_openvla(tmp_path)
+    images, proprio = seen(2)
+    found, kept = [], []
+    for recompute in (False, True):
+        policy = load(folder, learns="all", recompute=recompute)
+        words = policy.read(["push", "red block onto"])
+        policy(images, words, proprio).square().mean().backward()
+        found.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+        kept.append(
+            saved_bytes(lambda p=policy, w=words: p.network.vision_backbone(torch.rand(2, 2, 2, 3, 28, 28)), policy)
+        )
+    assert found[0].keys() == found[1].keys() and kept[1] < 0.6 * kept[0], kept
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-5)
