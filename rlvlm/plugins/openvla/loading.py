@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
+from rlvlm.core.guests import section_of
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.plugins.openvla.config import OpenVLAConfig
 from rlvlm.plugins.openvla.network import CheckpointConfig, OpenVLANetwork
@@ -63,7 +64,7 @@ def load_openvla(config: VLAConfig, env: ChunkEnv) -> OpenVLAPolicy:
             whose actions have no probabilities.
     """
     folder, revision = locate(config.model, config.revision, _SECTION)
-    wants = config.openvla
+    wants = section_of(config, OpenVLAConfig)
     found = fitted(folder, wants, env)
     policy = OpenVLAPolicy(
         _network(folder, found.settings, wants, found.projector),
