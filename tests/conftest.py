@@ -9,7 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread
 import atexit
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def tiny_vlms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tiny_vlms(tmp_path_factory):
     """Folders of random-weight chat VLMs of real architectures: `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`."""
     from tiny_vlm import save_tiny_vlm
 
@@ -45,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
+def ray_address():
     """A Ray of this test process alone, started once: to connect to it takes no time, to start one takes seconds.
 
     It believes in eight CPUs and a GPU, so that whatever a test places finds room.
@@ -83,7 +82,7 @@ def ray_address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def local_ray(ray_address: str) -> Iterator[None]:
+def local_ray(ray_address):
     """This process on its Ray, for one file."""
     import ray
 

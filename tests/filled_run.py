@@ -1,9 +1,7 @@
 """A run's folder as a small run would leave it, made of real records on TinyEnv."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +11,7 @@ from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.env import StepEnv
 from rlvlm.preferences.records import QueryRecord, record_answers
 from rlvlm.rewards.scoring_items import ScoredItem
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, create_folder
+from rlvlm.runs.folder import create_folder
 from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.records import compared_examples, query_row
 from rlvlm.testing import TinyEnv
@@ -37,7 +34,7 @@ def make_segment(env: StepEnv, progress: float) -> Segment:
 
 
 @pytest.fixture
-def make_records() -> Callable[..., list[QueryRecord]]:
+def make_records():
     """Makes the records of a session: right, wrong, undecided, unreadable, unanswered, and one whose truth ties."""
 
     def make(env_step: int, session: int, text: str = "0") -> list[QueryRecord]:
@@ -63,7 +60,7 @@ def make_records() -> Callable[..., list[QueryRecord]]:
 
 
 @pytest.fixture
-def make_scores() -> Callable[[int], list[ScoredItem]]:
+def make_scores():
     """Makes the records of a session of scoring: three scores, one unreadable, one unanswered."""
 
     def make(env_step: int) -> list[ScoredItem]:
@@ -77,17 +74,17 @@ def make_scores() -> Callable[[int], list[ScoredItem]]:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path):
     return StepsRun(task="drawer_open", seed=3, out=tmp_path / "run")
 
 
 @pytest.fixture
-def folder(config: RunConfig) -> RunFolder:
+def folder(config):
     return create_folder(config, ["rlvlm", "run", "drawer_open", "--seed", "3"], datetime(2026, 1, 2, 3, 4, 5))
 
 
 @pytest.fixture
-def filled(folder: RunFolder, make_records: Callable[..., list[QueryRecord]]) -> RunFolder:
+def filled(folder, make_records):
     """Four evaluations and two sessions of six queries each."""
     env = TinyEnv()
     for number, success in enumerate((0.0, 0.2, 1.0, 0.9), start=1):

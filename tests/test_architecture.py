@@ -151,12 +151,12 @@ def sources_of_package() -> dict[str, str]:
         ({"rlvlm.new.a": ""}, "has no layer"),
     ],
 )  # fmt: skip
-def test_each_rule_on_a_package_of_two_files(sources: dict[str, str], message: str) -> None:
+def test_each_rule_on_a_package_of_two_files(sources, message):
     found = broken_rules(sources)
     assert len(found) == bool(message) and re.search(message, "".join(found)), found
 
 
-def test_the_package_keeps_the_rules() -> None:
+def test_the_package_keeps_the_rules():
     assert not (found := broken_rules(sources_of_package())), "\n".join(found)
 
 
@@ -171,7 +171,7 @@ def config_classes(root: type) -> Iterator[type]:
 @pytest.mark.parametrize(
     "config", list(dict.fromkeys(part for kind in KINDS.values() for part in config_classes(kind)))
 )
-def test_every_config_field_is_documented(config: type) -> None:
+def test_every_config_field_is_documented(config):
     body = ast.parse(inspect.getsource(config)).body[0]
     assert isinstance(body, ast.ClassDef)
     hints = typing.get_type_hints(config)

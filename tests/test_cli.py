@@ -4,8 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,7 +106,7 @@ MISTAKES = [
 
 
 @pytest.fixture
-def taken_port() -> Iterator[int]:
+def taken_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -116,7 +114,7 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     """A folder with a run, one whose config was edited badly, a store of one label, demonstrations, and letters."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MUJOCO_GL", "egl")
@@ -136,9 +134,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "code", "message"), MISTAKES, ids=[line or "nothing" for line, _, _ in MISTAKES])
-def test_a_mistake_is_reported_with_its_fix(
-    line: str, code: int, message: str, place: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_reported_with_its_fix(line, code, message, place, taken_port, capsys):
     before = sorted(place.rglob("*"))
     # the judge and the drawing are not what these lines are about
     plain = ["--reward.teacher", "oracle"] if line.startswith("run drawer_open") and "judge" not in line else []
@@ -151,7 +147,7 @@ def test_a_mistake_is_reported_with_its_fix(
 
 
 @pytest.mark.slow
-def test_python_m_takes_the_same_words(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_m_takes_the_same_words(place, capsys):
     assert run_main(["drawer_opne"]) == 2
     assert "did you mean drawer_open?" in capsys.readouterr().err
     assert run_main(["drawer_open", "--seed", "5", "--print-config"]) == 0
@@ -159,22 +155,20 @@ def test_python_m_takes_the_same_words(place: Path, capsys: pytest.CaptureFixtur
     assert not (place / "runs").exists()
 
 
-def test_a_missing_renderer_is_reported(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_renderer_is_reported(place, monkeypatch, capsys):
     monkeypatch.setenv("MUJOCO_GL", "bogus")
     assert main(["run", "drawer_open", "--reward.teacher", "oracle"]) == 3
     assert "fix: unset MUJOCO_GL" in box_words(capsys.readouterr().err)
     assert not (place / "runs").exists()
 
 
-def test_a_finished_run_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_says_so(place, capsys):
     (place / "used" / "summary.json").write_text('{"exit_reason": "done"}')
     assert main(["resume", "used"]) == 0
     assert "is finished" in capsys.readouterr().out
 
 
-def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place, monkeypatch):
     wanted = read_config_text((place / "used" / "config.yaml").read_text()).steps
     monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config, _: 75)
     for done, code in ((wanted, 0), (wanted - 1, 75)):
@@ -183,9 +177,7 @@ def test_a_finished_run_goes_on_once_its_config_wants_more_steps(place: Path, mo
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(place, monkeypatch, capsys):
     went_on = []
     monkeypatch.setattr("rlvlm.runs.train.resume_run", lambda folder, config, _: went_on.append(config.steps) or 75)
     folder = find_folder(place / "used")
@@ -201,7 +193,7 @@ def test_a_run_is_resumed_with_settings_of_its_place_and_length_and_no_others(
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
@@ -210,9 +202,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_reported(
-    full_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_reported(full_disk, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     words = ["run", "rlvlm.testing:TINY", "--reward.teacher", "oracle", "--out", str(full_disk / "run")]
     assert main(words) == 3
@@ -232,7 +222,7 @@ HEAVY = ("torch", "ray", "numpy", "mujoco", "matplotlib", "transformers")
         *(f"{command} --help" for command in with_guests("commands", {})),
     ],
 )
-def test_light_commands_load_neither_torch_nor_ray(line: str) -> None:
+def test_light_commands_load_neither_torch_nor_ray(line):
     # the options of a guest may be a config of demonstrations, whose files are arrays
     heavy = [
         name for name in HEAVY if name != "numpy" or line.partition(" --help")[0] not in with_guests("commands", {})
@@ -248,7 +238,7 @@ def test_light_commands_load_neither_torch_nor_ray(line: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_name_is_refused_before_torch_and_ray_are_imported() -> None:
+def test_a_wrong_name_is_refused_before_torch_and_ray_are_imported():
     lines = [f"{name} nowhere" for name in COMMANDS.keys() - {"doctor"}]
     lines += [f"labels {form} nowhere" for form in ("show", "export", "ask")] + ["serve nowhere.yaml", "sweep no.yaml"]
     code = (
@@ -262,7 +252,7 @@ def test_a_wrong_name_is_refused_before_torch_and_ray_are_imported() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["rlvlm.runs.train", "rlvlm.algorithms.policy_gradient.chunks"])
-def test_a_run_and_its_env_runners_wait_for_nothing_that_their_first_step_does_not_need(module: str) -> None:
+def test_a_run_and_its_env_runners_wait_for_nothing_that_their_first_step_does_not_need(module):
     idle = {"transformers", "peft", "scipy.spatial", "scipy.special", "sympy", "matplotlib", "av"}
     idle |= {"ray.serve", "fastapi"}
     code = f"import sys, {module}; print({idle} & set(sys.modules))"
@@ -270,7 +260,7 @@ def test_a_run_and_its_env_runners_wait_for_nothing_that_their_first_step_does_n
     assert child.stdout == "set()\n", "each of them costs every process of a run half a second to two"
 
 
-def test_a_module_of_the_working_folder_is_found(tmp_path, monkeypatch, capsys) -> None:
+def test_a_module_of_the_working_folder_is_found(tmp_path, monkeypatch, capsys):
     (tmp_path / "task_of_mine.py").write_text(
         "from rlvlm.envs.registry import Task\n"
         "MINE = Task(name='mine', goal='push the red block to the green line', maker='rlvlm.testing:TinyEnv')\n"

@@ -32,17 +32,7 @@ from rlvlm.serving.app_file import read_app_file
 from rlvlm.sweeps.config import read_sweep
 from rlvlm.vlms.engines.secret import read_secret
 from rlvlm.vlms.stills import to_png
-from tests.recorded_data import (
-    GREEN,
-    NAMES,
-    PX,
-    example,
-    tfrecord,
-    trajectory,
-    write_film,
-    write_lerobot,
-    write_libero,
-)
+from tests.recorded_data import GREEN, NAMES, PX, example, tfrecord, trajectory, write_film, write_lerobot, write_libero
 from tests.test_malicious_files import make_store
 
 RLVLM = Path(__file__).parents[1] / "rlvlm"
@@ -104,7 +94,7 @@ def opening_calls() -> Iterator[str]:
                     yield f"{file.relative_to(RLVLM)}: {function.name}: {name}"
 
 
-def test_a_new_reader_of_others_folders_opens_through_open_inside() -> None:
+def test_a_new_reader_of_others_folders_opens_through_open_inside():
     there = {call for call in KNOWN if (RLVLM / call.partition(":")[0]).exists()}  # a guest may have been taken out
     assert set(opening_calls()) == there
 
@@ -112,7 +102,7 @@ def test_a_new_reader_of_others_folders_opens_through_open_inside() -> None:
 # --- the function itself
 
 
-def test_a_name_leads_to_a_file_of_the_folder_alone(tmp_path: Path) -> None:
+def test_a_name_leads_to_a_file_of_the_folder_alone(tmp_path):
     root, token = tmp_path / "data", tmp_path / "token"
     (root / "deep").mkdir(parents=True)
     (root / "deep/good").write_text("good")
@@ -134,7 +124,7 @@ def test_a_name_leads_to_a_file_of_the_folder_alone(tmp_path: Path) -> None:
     assert read_text(Path("deep/good"), root=Path()) == "good"
 
 
-def test_a_snapshot_of_a_hugging_face_cache_is_read_and_no_other_link_to_blobs(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_hugging_face_cache_is_read_and_no_other_link_to_blobs(tmp_path):
     blobs, snapshot = tmp_path / "datasets--a--b/blobs", tmp_path / "datasets--a--b/snapshots" / ("c" * 40)
     (snapshot / "meta").mkdir(parents=True)
     blobs.mkdir()
@@ -159,7 +149,7 @@ def test_a_snapshot_of_a_hugging_face_cache_is_read_and_no_other_link_to_blobs(t
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path, encoding: str) -> None:
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, encoding):
     (tmp_path / "clip.txt").write_bytes("öffne die Lade".encode(encoding))
     assert read_text(tmp_path / "clip.txt") == "öffne die Lade"
     (tmp_path / "A.JSON").write_bytes('{"a": 1}'.encode(encoding))
@@ -167,7 +157,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path, encoding: str) -
     assert files_ending(tmp_path, ".json") == [tmp_path / "A.JSON"] and not files_ending(tmp_path / "none", ".json")
 
 
-def test_files_of_settings_and_tables_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_files_of_settings_and_tables_may_begin_with_a_byte_order_mark(tmp_path):
     """As Notepad, Excel and PowerShell write them."""
 
     def written(name: str, text: str, encoding: str = "utf-8-sig") -> Path:
@@ -421,7 +411,7 @@ ATTACKS = [attack for attack in ATTACKS if attack[0] in READERS]
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_undamaged_files_are_read(tmp_path: Path, reader: str) -> None:
+def test_undamaged_files_are_read(tmp_path, reader):
     make, read = READERS[reader]
     make(tmp_path / "data")
     found = list(read(tmp_path / "data"))
@@ -429,7 +419,7 @@ def test_undamaged_files_are_read(tmp_path: Path, reader: str) -> None:
 
 
 @pytest.mark.parametrize(("reader", "name", "harm"), ATTACKS, ids=[f"{reader}, {name}" for reader, name, _ in ATTACKS])
-def test_nothing_outside_of_a_folder_is_read(tmp_path: Path, reader: str, name: str, harm: Any) -> None:
+def test_nothing_outside_of_a_folder_is_read(tmp_path, reader, name, harm):
     make, read = READERS[reader]
     make(tmp_path / "data")
     (tmp_path / "outside").mkdir()

@@ -66,7 +66,7 @@ BY_TRANSFORMERS = ("a chat model", make_huge)
     ("name", "make"),
     [(name, make) for name in READERS for make in (make_pipe, make_deep, make_huge) if (name, make) != BY_TRANSFORMERS],
 )
-def test_a_damaged_file_is_one_clear_error(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_damaged_file_is_one_clear_error(name, make, tmp_path):
     file, read = READERS[name]
     make(tmp_path / file)
 
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_one_clear_error(name: str, make: Callable[[Path], Non
     assert peak_of(refuse) < 3 * MAX_JSON_BYTES
 
 
-def test_a_damaged_line_names_its_file(tmp_path: Path) -> None:
+def test_a_damaged_line_names_its_file(tmp_path):
     for text in ('{"a": 1}\n{"a": \n', "[" * 100_000 + "\n"):
         (tmp_path / "metrics.jsonl").write_text(text)
         with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):

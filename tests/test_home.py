@@ -25,12 +25,12 @@ from rlvlm.sweeps.config import SweepConfig
         ("/tmp/~/x", "/tmp/~/x"),
     ],
 )
-def test_a_tilde_is_the_home_folder_where_a_path_begins(word: str, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_folder_where_a_path_begins(word, read, monkeypatch):
     monkeypatch.setenv("HOME", "/home/x")
     assert expand_home(word) == read
 
 
-def test_files_of_settings_know_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_settings_know_it_too(monkeypatch):
     monkeypatch.setenv("HOME", "/home/x")
     text = "{title: ~/t, tasks: [drawer_open], seeds: [0], sources: {a: {title: b}}}"
     assert from_yaml(SweepConfig, text).title == "/home/x/t"
@@ -38,7 +38,7 @@ def test_files_of_settings_know_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_user_without_an_entry_and_without_a_home_can_import_everything(tmp_path: Path) -> None:
+def test_a_user_without_an_entry_and_without_a_home_can_import_everything(tmp_path):
     code = (
         "import pwd\ndef nobody(uid): raise KeyError(uid)\npwd.getpwuid = nobody\n"
         "import rlvlm, getpass, os, pathlib, ray\nassert os.access(pathlib.Path.home(), os.W_OK)\n"
@@ -53,7 +53,7 @@ def test_a_user_without_an_entry_and_without_a_home_can_import_everything(tmp_pa
 
 
 @pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_streams_end_nothing(closing: str) -> None:
+def test_closed_streams_end_nothing(closing):
     words = f"{sys.executable} -m rlvlm.cli --help {closing}"
     child = subprocess.run(["sh", "-c", words], capture_output=True, text=True)
     assert child.returncode == 0 and not child.stderr, child.stderr

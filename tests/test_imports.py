@@ -45,12 +45,12 @@ def check_imports(source: str, folder: Path = ROOT) -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_name_that_a_script_imports_is_there(path: Path) -> None:
+def test_every_name_that_a_script_imports_is_there(path):
     check_imports(path.read_text(), path.parent)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_name_that_a_notebook_imports_is_there(path: Path) -> None:
+def test_every_name_that_a_notebook_imports_is_there(path):
     cells = nbformat.read(path, as_version=4).cells
     for cell in cells:
         if cell.cell_type == "code" and not cell.source.startswith(("%", "!")):

@@ -51,7 +51,7 @@ def imports_at_once(module: str) -> set[str]:
     return set(imported_names(ast.unparse(tree), strings=False))
 
 
-def test_nothing_of_the_kit_imports_torch_ray_or_a_simulator() -> None:
+def test_nothing_of_the_kit_imports_torch_ray_or_a_simulator():
     known, found = sources_of_package(), {}
     paths = [(f"rlvlm.{name}",) for name in KIT]
     for path in paths:
@@ -65,7 +65,7 @@ def test_nothing_of_the_kit_imports_torch_ray_or_a_simulator() -> None:
     assert len(paths) > 100, "the walk goes through the package"
 
 
-def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch, capsys, tmp_path) -> None:
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(install, "is_missing", lambda module: True)
     judge = ["judge-bench", "push_block", "--out", str(tmp_path / "bench")]
     preset = ["judge-bench", "--judge.preset", "roboreward_8b", "--out", str(tmp_path / "bench")]
@@ -80,7 +80,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch, 
     assert caught.value.__notes__ == ['fix: pip install "rlvlm[train]"']
 
 
-def test_make_setup_and_the_images_install_the_training_packages() -> None:
+def test_make_setup_and_the_images_install_the_training_packages():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert "rlvlm[train]" in extras["libero"] and "rlvlm[libero]" in extras["dev"]
     assert '$(INSTALL) ".[train]"' in (ROOT / "Makefile").read_text()
@@ -89,7 +89,7 @@ def test_make_setup_and_the_images_install_the_training_packages() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_alone_benches_a_judge_behind_an_api(tmp_path: Path) -> None:
+def test_the_wheel_alone_benches_a_judge_behind_an_api(tmp_path):
     def run(*command: object, cwd: Path = tmp_path) -> str:
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the wheel, not this tree
         done = subprocess.run([str(word) for word in command], cwd=cwd, env=own, capture_output=True, text=True)

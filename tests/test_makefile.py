@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def test_a_python_that_is_not_allowed_leaves_no_environment(tmp_path: Path) -> None:
+def test_a_python_that_is_not_allowed_leaves_no_environment(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "constraints.txt").touch()
     # the range is read, so another one makes this Python a wrong one
@@ -22,7 +22,7 @@ def test_a_python_that_is_not_allowed_leaves_no_environment(tmp_path: Path) -> N
     assert not (tmp_path / ".venv").exists()
 
 
-def test_the_first_python_that_is_allowed_makes_the_environment(tmp_path: Path) -> None:
+def test_the_first_python_that_is_allowed_makes_the_environment(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "constraints.txt").touch()
     (tmp_path / "pyproject.toml").write_text('requires-python = ">=3.11,<3.14"\n')
@@ -38,7 +38,7 @@ def test_the_first_python_that_is_allowed_makes_the_environment(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_set_up_that_was_interrupted_can_be_repeated(tmp_path: Path) -> None:
+def test_a_set_up_that_was_interrupted_can_be_repeated(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=tmp_path, check=True)

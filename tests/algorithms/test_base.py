@@ -72,7 +72,7 @@ def of_ppo(folder: Path) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [of_sac, of_grpo, of_ppo], ids=["SAC", "GRPO", "PPO"])
-def test_a_state_goes_on_as_if_there_had_been_no_stop(make: Any, tmp_path: Path) -> None:
+def test_a_state_goes_on_as_if_there_had_been_no_stop(make, tmp_path):
     straight, by_state, by_path, by_save = algorithms = [make(tmp_path) for _ in range(4)]
     straight.train()
     by_state.set_state(straight.get_state())
@@ -102,7 +102,7 @@ def test_a_state_goes_on_as_if_there_had_been_no_stop(make: Any, tmp_path: Path)
         algorithm.stop()
 
 
-def test_rllib_is_quiet_only_while_it_checks_and_builds(build: Any) -> None:
+def test_rllib_is_quiet_only_while_it_checks_and_builds(build):
     names = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
     before = {name: logging.getLogger(name).level for name in names}
     try:
@@ -121,7 +121,7 @@ def test_rllib_is_quiet_only_while_it_checks_and_builds(build: Any) -> None:
             logging.getLogger(name).setLevel(level)
 
 
-def test_partial_states_and_checkpoints_without_a_config_are_refused_with_a_fix(build: Any, tmp_path: Path) -> None:
+def test_partial_states_and_checkpoints_without_a_config_are_refused_with_a_fix(build, tmp_path):
     algorithm = build()
     refused = {
         "get_state()": lambda: algorithm.get_state(components=["learner_group"]),
@@ -135,7 +135,7 @@ def test_partial_states_and_checkpoints_without_a_config_are_refused_with_a_fix(
         assert fix in caught.value.fix
 
 
-def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build: Any) -> None:
+def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build):
     seen: list[dict[str, Any]] = []
     looked = build(
         config_of()
@@ -153,13 +153,13 @@ def test_evaluations_come_when_they_were_asked_for_and_change_nothing(build: Any
         np.testing.assert_array_equal(weights(looked)[name], value)
 
 
-def test_the_step_size_and_the_discount_of_rllib_are_ours() -> None:
+def test_the_step_size_and_the_discount_of_rllib_are_ours():
     config = config_of().training(lr=1e-2, gamma=0.5)
     config.validate()
     assert (config.sac.actor_lr, config.sac.critic_lr, config.sac.alpha_lr, config.sac.gamma) == (1e-2, 1e-2, 1e-2, 0.5)
 
 
-def test_rllibs_defaults_are_accepted_when_chosen() -> None:
+def test_rllibs_defaults_are_accepted_when_chosen():
     plain = AlgorithmConfig()
     ours = config_of().learning(sac=replace(SMALL, gamma=0.9))
     ours.validate()
@@ -187,17 +187,11 @@ class Listener(RLlibCallback):
         (lambda config: config.debugging(seed=None), "seed must be 0 to .*, got None"),
         (lambda config: config.env_runners(explore=False), "explore of RLlib's"),
         (lambda config: config.rl_module(model_config={"fcnet_hiddens": [8]}), "model_config .*SACConfig"),
-        (
-            lambda config: config.multi_agent(policies_to_train=["default_policy"]),
-            "policies_to_train of .* not used",
-        ),
+        (lambda config: config.multi_agent(policies_to_train=["default_policy"]), "policies_to_train of .* not used"),
         (lambda config: config.evaluation(evaluation_config={"explore": False}), "evaluation_config of RLlib's"),
         (lambda config: config.callbacks(on_sample_end=print), "on_sample_end would never be called"),
         (lambda config: config.callbacks(Listener), "on_episode_end would never be called"),
-        (
-            lambda config: config.evaluation(evaluation_num_env_runners=1),
-            "evaluation_num_env_runners of .* whole",
-        ),
+        (lambda config: config.evaluation(evaluation_num_env_runners=1), "evaluation_num_env_runners of .* whole"),
         (lambda config: config.evaluation(evaluation_duration_unit="timesteps"), "evaluation_duration_unit"),
         (lambda config: config.callbacks(on_checkpoint_loaded=print), "on_checkpoint_loaded would never be called"),
         # nobody has listed these: whatever is set and never read is found
@@ -207,12 +201,12 @@ class Listener(RLlibCallback):
         (lambda config: config.reporting(log_gradients=True), "log_gradients of RLlib's"),
     ],
 )
-def test_settings_that_would_be_ignored_are_refused_by_name(change: Any, says: str) -> None:
+def test_settings_that_would_be_ignored_are_refused_by_name(change, says):
     with pytest.raises(ValueError, match=says):
         change(config_of()).validate()
 
 
-def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
+def test_grpo_takes_over_nothing_of_rllib_s_training():
     with pytest.raises(ValueError, match=r"gamma of RLlib's .*PolicyGradientConfig"):
         PolicyGradientAlgorithmConfig(algo=chunk_defaults()).envs(task="push_block").acting(
             policy=VLAConfig()
@@ -224,7 +218,7 @@ def test_grpo_takes_over_nothing_of_rllib_s_training() -> None:
 
 
 @pytest.mark.full
-def test_population_based_training_moves_the_step_size(tmp_path: Path) -> None:
+def test_population_based_training_moves_the_step_size(tmp_path):
     config = config_of()
     config.lr = tune.grid_search([1e-3, 3e-3])  # pyright: ignore[reportAttributeAccessIssue]
     scheduler = tune.schedulers.PopulationBasedTraining(

@@ -49,9 +49,7 @@ class Waiting:
         ("stops", r"learner 1 {where} has given no sign of life for 3 s", "SIGSTOP"),
     ],
 )
-def test_the_failure_of_one_learner_ends_them_all(
-    local_ray: None, monkeypatch: pytest.MonkeyPatch, how: str, words: str, fix: str
-) -> None:
+def test_the_failure_of_one_learner_ends_them_all(local_ray, monkeypatch, how, words, fix):
     monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)
     actors: list[Any] = [ray.remote(Waiting).remote(number) for number in range(2)]
     group = SimpleNamespace(is_local=False, _worker_manager=FaultTolerantActorManager(actors))

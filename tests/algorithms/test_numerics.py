@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def build_vlm(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module", params=["sac_pebble", "grpo", "ppo"])
-def trained(request: Any, local_ray: Any, tmp_path_factory: Any) -> Iterator[tuple[str, Any, Path]]:
+def trained(request, local_ray, tmp_path_factory):
     """An algorithm after its first round, and the checkpoint of then."""
     folder = tmp_path_factory.mktemp(request.param)
     algorithm = {"sac_pebble": build_sac, "grpo": build_grpo, "ppo": build_vlm}[request.param](folder)
@@ -148,9 +148,7 @@ def break_learner(name: str, algorithm: Any, place: str, odd: float, patch: pyte
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 @pytest.mark.parametrize("place", ["observation", "reward", "label", "gradient", "weight"])
-def test_it_is_met_within_the_round(
-    trained: tuple[str, Any, Path], place: str, odd: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_met_within_the_round(trained, place, odd, monkeypatch):
     name, algorithm, folder = trained
     algorithm.load_checkpoint(str(folder / "good"))
     if place in ("observation", "reward"):
@@ -173,7 +171,7 @@ def test_it_is_met_within_the_round(
     algorithm.train()  # the fault is gone, and nothing of it stayed
 
 
-def test_a_policy_that_is_not_finite_is_not_saved(trained: tuple[str, Any, Path]) -> None:
+def test_a_policy_that_is_not_finite_is_not_saved(trained):
     name, algorithm, folder = trained
     algorithm.load_checkpoint(str(folder / "good"))
     policy = algorithm.learner.networks.policy if name == "sac_pebble" else algorithm.learner.policy

@@ -37,7 +37,7 @@ def error(net: PocketVLA) -> float:
     return (net.forward_with_offsets(*seen)[1] - offsets).square().mean().item()
 
 
-def test_unplayed_scenes_mix_the_hand_of_one_moment_with_the_objects_of_a_start() -> None:
+def test_unplayed_scenes_mix_the_hand_of_one_moment_with_the_objects_of_a_start():
     scenes = augment_scenes(SHOWN.obs, SHOWN.begins, 200, WORLD, np.random.default_rng(0))
     shown, starts = SHOWN.obs.snapshots, SHOWN.obs.snapshots[SHOWN.begins]
     assert len(SHOWN.begins) == 6 and SHOWN.begins[0] == 0 and (np.diff(SHOWN.begins) > 0).all()
@@ -50,7 +50,7 @@ def test_unplayed_scenes_mix_the_hand_of_one_moment_with_the_objects_of_a_start(
 
 
 @pytest.mark.slow
-def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
+def test_such_scenes_teach_to_see_where_the_hand_should_not_be():
     errors = []
     for count in (0, 400):
         net = policy()
@@ -63,7 +63,7 @@ def test_such_scenes_teach_to_see_where_the_hand_should_not_be() -> None:
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_true_ways_lead_from_the_hand_to_each_thing() -> None:
+def test_true_ways_lead_from_the_hand_to_each_thing():
     _, offsets = seen_by(policy())
     places = WORLD.landmarks(SHOWN.obs.snapshots)
     assert offsets.shape == (len(places), WORLD.num_offsets) == (len(places), 4)
@@ -73,7 +73,7 @@ def test_true_ways_lead_from_the_hand_to_each_thing() -> None:
 
 
 @pytest.mark.slow
-def test_demonstrations_teach_ways_where_the_policy_tells_them() -> None:
+def test_demonstrations_teach_ways_where_the_policy_tells_them():
     config = ChunkSFTConfig(updates=300, batch_size=16)
     after = []
     for offsets in (True, False):

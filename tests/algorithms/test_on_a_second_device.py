@@ -41,9 +41,7 @@ ROOT = Path(__file__).parents[2]
         ),
     ],
 )
-def test_everything_that_learns_stays_on_its_device(
-    ray_address: str, device: str, names: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_everything_that_learns_stays_on_its_device(ray_address, device, names, tmp_path):
     library = "cuda" if device == "cuda" else str(build(tmp_path))
     command = [sys.executable, "-m", "tests.second_device.checks", library, str(tmp_path), *names]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])

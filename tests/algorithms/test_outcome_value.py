@@ -39,7 +39,7 @@ def fitted(outcomes: FloatArray, episodes: list[list[int]], rates: tuple[float, 
     return value.predict(np.eye(STATES, dtype=np.float32)).mean(0)
 
 
-def test_targets_by_hand() -> None:
+def test_targets_by_hand():
     """Three turns, then one: half of what is next and half of the rest, at a discount of .9."""
     found = td_targets(np.array([1.0, 0.0]), np.array([3, 1]), np.array([[0.2, 0.4, 0.6, 0.8]]), 0.9, 0.5)
     second = 0.9 * (0.5 * 0.6 + 0.5 * 1.0)
@@ -47,7 +47,7 @@ def test_targets_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.95, 0.7), (0.9, 0.0)])
-def test_targets_and_a_table_of_values_are_those_of_the_oracle(gamma: float, lam: float) -> None:
+def test_targets_and_a_table_of_values_are_those_of_the_oracle(gamma, lam):
     episodes, outcomes = walks(60, 1)
     lengths, states = np.array([len(seen) for seen in episodes]), np.concatenate(episodes)
     table = np.full(STATES, 0.5)
@@ -61,7 +61,7 @@ def test_targets_and_a_table_of_values_are_those_of_the_oracle(gamma: float, lam
 
 
 @pytest.mark.slow
-def test_the_chains_exact_values_are_found_from_true_and_from_wrong_outcomes() -> None:
+def test_the_chains_exact_values_are_found_from_true_and_from_wrong_outcomes():
     np.testing.assert_allclose(chain_values(STATES, 0.5, 1.0), EXACT, atol=1e-6)
     episodes, outcomes = walks(1_200, 2)
     true, chance = np.array(outcomes), np.random.default_rng(3).random(len(outcomes))
@@ -73,14 +73,14 @@ def test_the_chains_exact_values_are_found_from_true_and_from_wrong_outcomes() -
 
 
 @pytest.mark.slow
-def test_rates_that_leave_nothing_to_tell_correct_nothing() -> None:
+def test_rates_that_leave_nothing_to_tell_correct_nothing():
     episodes, outcomes = walks(40, 4)
     np.testing.assert_array_equal(
         fitted(np.array(outcomes), episodes, (0.6, 0.4)), fitted(np.array(outcomes), episodes)
     )
 
 
-def test_alike_outcomes_teach_no_value() -> None:
+def test_alike_outcomes_teach_no_value():
     value = OutcomeValue(ValueConfig(hidden=4, steps=1), STATES, 0)
     assert not value.is_fitted and not value.tells_apart
     value.learn(rows([[0, 1], [2]]), np.ones(2))
@@ -89,7 +89,7 @@ def test_alike_outcomes_teach_no_value() -> None:
     assert value.tells_apart
 
 
-def test_a_head_does_not_know_how_its_own_episodes_ended() -> None:
+def test_a_head_does_not_know_how_its_own_episodes_ended():
     """Two episodes, one for each head to leave out, whose states appear nowhere else."""
     config = ValueConfig(hidden=16, steps=100, lr=1e-2, heads=2)
     told = {}
@@ -102,7 +102,7 @@ def test_a_head_does_not_know_how_its_own_episodes_ended() -> None:
 
 
 @pytest.mark.slow
-def test_an_expectile_above_a_half_leans_towards_the_better_outcomes() -> None:
+def test_an_expectile_above_a_half_leans_towards_the_better_outcomes():
     values = []
     for expectile in (0.2, 0.5, 0.8):
         value = OutcomeValue(ValueConfig(hidden=8, steps=200, lr=1e-2), 1, 0, expectile=expectile)
@@ -112,7 +112,7 @@ def test_an_expectile_above_a_half_leans_towards_the_better_outcomes() -> None:
     np.testing.assert_allclose(values, [0.2, 0.5, 0.8], atol=0.03)
 
 
-def test_a_resumed_value_continues_exactly() -> None:
+def test_a_resumed_value_continues_exactly():
     config = ValueConfig(hidden=8, steps=20, heads=2, td_lambda=0.5, monte_carlo=1, episodes=30)
     episodes, outcomes = walks(40, 5)
     first, second = (OutcomeValue(config, STATES, 0) for _ in range(2))

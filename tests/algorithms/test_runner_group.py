@@ -100,11 +100,7 @@ def train(algorithm, rounds):
 
 def tree(algorithm):
     return copy.deepcopy(
-        {
-            "crew": algorithm.runners.get_state(),
-            "learner": algorithm.learner.save_tree(),
-            "steps": algorithm.env_steps,
-        }
+        {"crew": algorithm.runners.get_state(), "learner": algorithm.learner.save_tree(), "steps": algorithm.env_steps}
     )
 
 

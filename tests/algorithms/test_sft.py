@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def check(policy: VLMPolicy, place: EnvSlot, episodes: list[TokenEpisode], most:
     return validate(PolicyEngine(policy, 8), place.env, episodes, ReplySFTConfig(batch_size=3), most)
 
 
-def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path):
+def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path):
     policy, place = tiny_policy(tmp_path), slot()
     (example, *_) = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=1), 0))
     with torch.no_grad():
@@ -49,7 +48,7 @@ def test_the_loss_of_one_turn_is_minus_the_log_prob_of_its_reply(tmp_path: Path)
     assert policy.text_of(example.ids).endswith('"}')
 
 
-def test_a_head_may_learn_from_replies_too(tmp_path: Path):
+def test_a_head_may_learn_from_replies_too(tmp_path):
     policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2), slot()
     examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=6), 0))
     with torch.no_grad():
@@ -65,7 +64,7 @@ def test_an_expert_never_errs_and_a_noisy_one_does():
     assert sum(map(len, sure)) >= 100
 
 
-def test_repeatable_kernels_are_asked_for_in_both_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeatable_kernels_are_asked_for_in_both_passes(tmp_path, monkeypatch):
     # recomputed activations must come from the kernels that the first ones came from; a CPU has one of each
     monkeypatch.setattr("rlvlm.algorithms.sft.repeatable", lambda _, on: repeatable(torch.device("cuda"), on))
     policy, place, asked = tiny_policy(tmp_path), slot(), []
@@ -116,7 +115,7 @@ def test_a_split_keeps_episodes_whole():
 
 
 @pytest.mark.slow
-def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path: Path):
+def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(tmp_path):
     policy, place = tiny_policy(tmp_path), slot()
     episodes = demonstrate(place, ReplySFTConfig(turns=24), 0)
     examples = examples_of(policy, place.env, episodes)
@@ -130,7 +129,7 @@ def test_fine_tuning_makes_demonstrations_likelier_and_leaves_the_critic_alone(t
 
 
 @pytest.mark.slow
-def test_an_action_head_is_taught_the_action(tmp_path: Path):
+def test_an_action_head_is_taught_the_action(tmp_path):
     policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2)
     assert policy.action_head is not None
     last = policy.action_head[-1]
@@ -161,7 +160,7 @@ def illegible(episodes: list[TokenEpisode], keeps: int) -> list[TokenEpisode]:
 
 
 @pytest.mark.parametrize("reply_weight", [0.0, 0.5])
-def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_path: Path, reply_weight: float):
+def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_path, reply_weight):
     policy, place = tiny_policy(tmp_path, config=PolicyConfig(learns="all", head="actions"), num_actions=2), slot()
     episodes = demonstrate(place, ReplySFTConfig(turns=12), 0)
     readable = illegible(episodes, keeps=1)
@@ -174,7 +173,7 @@ def test_a_head_is_taught_the_turns_whose_action_can_be_read_and_no_others(tmp_p
         learn(policy, place, illegible(episodes, keeps=0), config)
 
 
-def test_held_out_episodes_are_evaluated_in_batches(tmp_path: Path) -> None:
+def test_held_out_episodes_are_evaluated_in_batches(tmp_path):
     policy, place, sft = tiny_policy(tmp_path), slot(), ReplySFTConfig(turns=12, batch_size=100)
     episodes = demonstrate(place, sft, 0)
     seen: list[list[int]] = []
@@ -189,7 +188,7 @@ def test_held_out_episodes_are_evaluated_in_batches(tmp_path: Path) -> None:
     assert num == at_once == len(lengths) == sum(len(episode.replies) for episode in episodes) and min(lengths) > 0
 
 
-def test_garbage_counts_as_neither_valid_nor_exact(tmp_path: Path):
+def test_garbage_counts_as_neither_valid_nor_exact(tmp_path):
     policy, place = tiny_policy(tmp_path), slot()
     episodes = demonstrate(place, ReplySFTConfig(turns=4), 0)
     measured = check(policy, place, episodes, 6)
@@ -221,7 +220,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("lengths", [(), (5, 6, 5, 6)])
-def test_answers_are_drawn_as_often_as_they_count(lengths: tuple[int, ...]):
+def test_answers_are_drawn_as_often_as_they_count(lengths):
     # of five shown answers the policy has no use for the first: rows 0 to 3 are the answers 4, 3, 2, 1
     counts = np.array([9, 0, 3, 0, 1], np.float32)
     policy: Any = Recorder(lengths)
@@ -241,7 +240,7 @@ def test_rows_of_an_epoch_by_hand():
     assert np.bincount(np.concatenate(many)) / 400 == pytest.approx([0.5, 1.5], abs=0.08)
 
 
-def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path: Path):
+def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path):
     policy, place = tiny_policy(tmp_path), slot()
     examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=4), 0))[:4]
     with torch.no_grad():
@@ -250,7 +249,7 @@ def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_demonstrated_replies_beyond_the_limit_are_reported(tmp_path: Path):
+def test_demonstrated_replies_beyond_the_limit_are_reported(tmp_path):
     policy, place = tiny_policy(tmp_path), slot()
     episodes, lines = demonstrate(place, ReplySFTConfig(turns=4), 0), list[str]()
     warn_of_length(policy, episodes, 8, lines.append)

@@ -33,9 +33,7 @@ def episode(steps: list[int], length: int = 2, **arrays: Any) -> EpisodeRecord:
         ([2, 2, 2], {"perturbed": np.array([False, True, False])}, [[1, 2, 2, 2, 2], [5, 6, 6, 6, 6]], [2, 2]),
     ],
 )
-def test_chunks_are_continued_by_the_episodes_next_actions(
-    steps: list[int], arrays: dict[str, Any], actions: list[list[int]], known: list[int]
-) -> None:
+def test_chunks_are_continued_by_the_episodes_next_actions(steps, arrays, actions, known):
     shown = _gathered([episode(steps, **arrays)] * 2, 0, 5)
     assert shown.known is not None and shown.known.sum(axis=1).tolist() == known * 2
     assert shown.actions[..., 0].tolist() == actions * 2

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from rlvlm.envs.registry import make_env, task_env
 from rlvlm.policies.vlm.config import PolicyConfig
 
 
-def test_the_manifest_of_a_supervised_policy_is_compared_by_hand(tmp_path: Path):
+def test_the_manifest_of_a_supervised_policy_is_compared_by_hand(tmp_path):
     taught = sft_manifest_of("a", MiniGridConfig(prompt_last_action=True), PolicyConfig(), ("left", "right"))
     assert read_sft_manifest(tmp_path) is None
     check_sft_manifest(tmp_path, taught, pytest.fail)
@@ -39,7 +38,7 @@ def test_the_manifest_of_a_supervised_policy_is_compared_by_hand(tmp_path: Path)
         check_sft_manifest(tmp_path, taught, pytest.fail)
 
 
-def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
+def test_a_collection_comes_back_as_it_was_played(tmp_path):
     assert main(["collect", "number_line", "--episodes", "3", "--out", str(tmp_path / "d")]) == 0
     slot = EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
     episodes = load_demonstrations(tmp_path / "d", slot.env, task_env("number_line"))
@@ -51,7 +50,7 @@ def test_a_collection_comes_back_as_it_was_played(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_held_out_starts_are_never_learned_from(tmp_path: Path):
+def test_held_out_starts_are_never_learned_from(tmp_path):
     folder = tmp_path / "d"
     assert main(["collect", "points24", "--episodes", "40", "--out", str(folder), "--env.split", "all"]) == 0
     sides = {}
@@ -68,7 +67,7 @@ def test_held_out_starts_are_never_learned_from(tmp_path: Path):
         load_demonstrations(only, make_env("points24", env, 0), env)
 
 
-def test_demonstrations_of_an_env_set_up_otherwise_are_not_learned_from(tmp_path: Path):
+def test_demonstrations_of_an_env_set_up_otherwise_are_not_learned_from(tmp_path):
     folder = str(tmp_path / "d")
     assert main(["collect", "points24", "--episodes", "2", "--out", folder, "--env.rules", "legacy"]) == 0
     strict = task_env("points24")
@@ -81,7 +80,7 @@ def test_demonstrations_of_an_env_set_up_otherwise_are_not_learned_from(tmp_path
     assert len(load_demonstrations(tmp_path / "d", make_env("points24", strict, 0), strict)) == 2, "nobody told"
 
 
-def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path: Path):
+def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path):
     played, chats, imported = tmp_path / "d", tmp_path / "chats.json", tmp_path / "i"
     assert main(["collect", "number_line", "--episodes", "1", "--out", str(played)]) == 0
     assert main(["data", "export", str(played), "--form", "llava", "--out", str(chats)]) == 0
@@ -92,7 +91,7 @@ def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path: Path)
     assert not (tmp_path / "sft").exists()
 
 
-def test_demonstrations_of_another_env_are_not_learned_from(tmp_path: Path) -> None:
+def test_demonstrations_of_another_env_are_not_learned_from(tmp_path):
     folder = tmp_path / "demos"
     assert main(["collect", "number_line", "--episodes", "2", "--out", str(folder)]) == 0
     with pytest.raises(UsageError, match="holds demonstrations of number_line, whose actions or snapshots are not"):

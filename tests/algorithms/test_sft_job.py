@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Demonstrations of both kinds of env, and a model to learn from one of them."""
     from tests.tiny_vlm import save_tiny_vlm  # seconds, which the job's actors do without
 
@@ -63,7 +63,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("kind", ["replies", "tokens", "flow"])
-def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder, tmp_path, kind):
     config, lines = job(folder, kind), list[str]()
     whole = run_sft(config, 4, tmp_path / "whole", lines.append)
 
@@ -84,14 +84,14 @@ def test_a_job_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_a_job_goes_on_with_the_demonstrations_that_it_began_with(folder: Path, tmp_path: Path) -> None:
+def test_a_job_goes_on_with_the_demonstrations_that_it_began_with(folder, tmp_path):
     run_sft(job(folder, "replies", updates=1), 1, tmp_path)
     with pytest.raises(UsageError, match="demonstrated answers to learn from, and there are"):
         run_sft(job(folder, "replies", held_out=0.5), 1, tmp_path)
 
 
 @pytest.mark.parametrize("learns", ["lora", "all"])
-def test_a_supervised_policy_of_replies_is_taken_over_by_a_run(folder: Path, tmp_path: Path, learns: str) -> None:
+def test_a_supervised_policy_of_replies_is_taken_over_by_a_run(folder, tmp_path, learns):
     config = job(folder, "replies", {"learns": learns, "lora_rank": 4})
     first = run_sft(config.learning(sft=replace(config.sft, updates=2)), 2, tmp_path)
     # the same folder, more updates
@@ -108,7 +108,7 @@ def test_a_supervised_policy_of_replies_is_taken_over_by_a_run(folder: Path, tmp
         load_vlm(config.copy(copy_frozen=False).acting(policy=other).policy_for(env), tmp_path / "algorithm")
 
 
-def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder: Path, tmp_path: Path) -> None:
+def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder, tmp_path):
     config = job(folder, "tokens")
     measured = run_sft(config, 8, tmp_path)
     env = make_env("push_block", config.env_settings, 0)
@@ -131,7 +131,7 @@ def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder: Path, tmp_path: P
         *itertools.product(("replies", "head", "tokens", "flow"), ("condition", "preference")),
     ],
 )
-def test_each_weighting_teaches_each_form_of_answer(folder: Path, tmp_path: Path, kind: str, weighting: str) -> None:
+def test_each_weighting_teaches_each_form_of_answer(folder, tmp_path, kind, weighting):
     data = folder / ("push_block" if kind in ("tokens", "flow") else "number_line")
     file = tmp_path / "labels.parquet"
     label(data, file)
@@ -145,9 +145,7 @@ def test_each_weighting_teaches_each_form_of_answer(folder: Path, tmp_path: Path
     assert np.isfinite(measured[metrics.SFT_LOSS]) and 0 < measured[metrics.SFT_EFFECTIVE] <= 1
 
 
-def test_a_policy_that_cannot_read_its_word_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_cannot_read_its_word_is_refused(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("rlvlm.policies.vla.pocket._WORDS", 4)  # as a tokenizer that cuts long instructions
     label(folder / "push_block", tmp_path / "labels.parquet")
     config = job(folder, "tokens", labels=str(tmp_path / "labels.parquet"), weighting="condition", updates=1)
@@ -156,7 +154,7 @@ def test_a_policy_that_cannot_read_its_word_is_refused(
         run_sft(config, 1, tmp_path / "out")
 
 
-def test_actions_are_scaled_by_the_weighted_steps(folder: Path, tmp_path: Path) -> None:
+def test_actions_are_scaled_by_the_weighted_steps(folder, tmp_path):
     data, file = folder / "push_block", tmp_path / "labels.parquet"
     label(data, file)  # the second of three episodes fails, to the judge
     run_sft(job(folder, "tokens", labels=str(file), weighting="filter", updates=1), 1, tmp_path / "out")
@@ -168,7 +166,7 @@ def test_actions_are_scaled_by_the_weighted_steps(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.ray
-def test_two_learners_learn_as_one(local_ray: None, folder: Path, tmp_path: Path) -> None:
+def test_two_learners_learn_as_one(local_ray, folder, tmp_path):
     found = []
     for number, learners in enumerate((0, 2)):
         # several draw other batches than one, so here a batch is all there is

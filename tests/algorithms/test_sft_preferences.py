@@ -9,7 +9,7 @@ from rlvlm.algorithms.sft_preferences import SegmentPairs, losses_of_rows, prefe
 from rlvlm.core.errors import UsageError
 
 
-def test_two_answers_by_hand() -> None:
+def test_two_answers_by_hand():
     # better: a loss of 1, worse: of 3; S+ = -1, S- = -3, so -log sigma(-1 + .5 * 3) + 1
     losses = torch.tensor([[[1.0], [3.0]]], requires_grad=True)
     loss = preference_loss(losses)
@@ -21,7 +21,7 @@ def test_two_answers_by_hand() -> None:
     assert losses.grad.flatten().tolist() == pytest.approx([1 + doubt, -0.5 * doubt])
 
 
-def test_losses_of_single_rows_come_out_of_their_weighted_mean() -> None:
+def test_losses_of_single_rows_come_out_of_their_weighted_mean():
     scale, own = torch.tensor(2.0, requires_grad=True), torch.tensor([1.0, 2.0, 4.0])
 
     def mean_loss(rows: Tensor, weights: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def test_losses_of_single_rows_come_out_of_their_weighted_mean() -> None:
     assert gradient.item() == pytest.approx(11.0)
 
 
-def test_the_first_segment_of_a_pair_is_the_better() -> None:
+def test_the_first_segment_of_a_pair_is_the_better():
     worth = np.repeat(np.array([0.2, 0.9, np.nan, 0.25, 0.5], np.float32), [3, 5, 4, 2, 3])
     episodes = np.repeat(np.arange(5), [3, 5, 4, 2, 3])
     pairs = SegmentPairs(worth, episodes)

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from rlvlm.algorithms.training_stats import RewardSignalMonitor, TrainingStats
 from rlvlm.core import metrics
@@ -59,7 +58,7 @@ def rewards(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32)
 
 
-def test_a_reward_that_never_changes_is_reported_once(caplog: pytest.LogCaptureFixture):
+def test_a_reward_that_never_changes_is_reported_once(caplog):
     monitor = RewardSignalMonitor()
     monitor.check({"step": rewards(0.5, np.nan, 0.5)}, 39)
     assert not caplog.records, "too early to say"
@@ -69,7 +68,7 @@ def test_a_reward_that_never_changes_is_reported_once(caplog: pytest.LogCaptureF
     assert record.getMessage().startswith("every step of the first 40 episodes has the same reward, 0.5:")
 
 
-def test_rewards_that_differ_once_are_a_signal(caplog: pytest.LogCaptureFixture):
+def test_rewards_that_differ_once_are_a_signal(caplog):
     monitor = RewardSignalMonitor()
     monitor.check({"step": rewards(0, 0)}, 10)
     monitor.check({"step": rewards(1)}, 1)
@@ -77,20 +76,20 @@ def test_rewards_that_differ_once_are_a_signal(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_episodes_that_all_earn_the_same_are_no_signal_though_their_steps_differ(caplog: pytest.LogCaptureFixture):
+def test_episodes_that_all_earn_the_same_are_no_signal_though_their_steps_differ(caplog):
     monitor = RewardSignalMonitor()
     for _ in range(2):
         monitor.check({"step": rewards(0, 0.5, 0, 0, 0.5), "episode": rewards(0.5, 0.5)}, 20)
     assert "every episode of the first 40" in caplog.text
 
 
-def test_rewards_that_do_not_exist_are_not_equal(caplog: pytest.LogCaptureFixture):
+def test_rewards_that_do_not_exist_are_not_equal(caplog):
     monitor = RewardSignalMonitor()
     monitor.check({"step": rewards(np.nan, np.nan)}, 100)  # as while exploring by novelty, which labels at the draw
     assert not caplog.records
 
 
-def test_statistics_survive_a_checkpoint(caplog: pytest.LogCaptureFixture):
+def test_statistics_survive_a_checkpoint(caplog):
     monitor, again = RewardSignalMonitor(), RewardSignalMonitor()
     monitor.check({"step": rewards(2)}, 30)
     again.set_state(monitor.get_state())

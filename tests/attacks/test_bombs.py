@@ -206,7 +206,7 @@ def reset_peak() -> bool:
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory) -> Edge:
+def edge(tmp_path_factory):
     edge = Edge(tmp_path_factory.mktemp("edge"))
     (edge.media / "warm.mp4").write_bytes(SMALL)
     for body in ({"frames": [text(png(1, kind=kind))]} for kind in ("PNG", "JPEG", "WEBP")):

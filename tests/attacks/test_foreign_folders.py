@@ -73,7 +73,7 @@ NAME_ONLY_THEIR_OWN = {"check-task", "doctor", "fetch", "slurm", "sweep"}
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path, monkeypatch):
     """A working folder, on a machine where nothing was trusted yet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(trust, "_here", set())
@@ -176,7 +176,7 @@ WITH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-def test_no_command_follows_any_setting_of_a_foreign_folder(machine: Path, capsys) -> None:
+def test_no_command_follows_any_setting_of_a_foreign_folder(machine, capsys):
     (machine / "canary.py").write_text(CANARY)
     (machine / "run").mkdir()
     (machine / "run/command.txt").write_text("rlvlm run\n")
@@ -211,7 +211,7 @@ def test_no_command_follows_any_setting_of_a_foreign_folder(machine: Path, capsy
 
 
 @pytest.mark.slow
-def test_no_command_runs_the_code_of_a_folder_without_trust(machine: Path, capsys) -> None:
+def test_no_command_runs_the_code_of_a_folder_without_trust(machine, capsys):
     assert {line.split()[0] for line in READS} | NAME_ONLY_THEIR_OWN == {name.split()[0] for name in commands()}
     unpack(machine, "canary:TASK")
     for name in ("canary:TASK", "gym:canary:X-v0"):
@@ -254,9 +254,7 @@ def test_no_command_runs_the_code_of_a_folder_without_trust(machine: Path, capsy
         ({}, ""),
     ],
 )  # fmt: skip
-def test_a_folder_from_elsewhere_leads_nowhere_without_trust(
-    settings, named, machine: Path, monkeypatch, capsys
-) -> None:
+def test_a_folder_from_elsewhere_leads_nowhere_without_trust(settings, named, machine, monkeypatch, capsys):
     config = override(recipe("drawer_open"), settings | {"judge.backend": "openai", "judge.model": "x"})
     (machine / "run").mkdir()
     (machine / "run/config.yaml").write_text(config_text(config))
@@ -274,7 +272,7 @@ def test_a_folder_from_elsewhere_leads_nowhere_without_trust(
 
 
 @pytest.mark.parametrize("command", ["report", "judge-report"])
-def test_a_label_store_elsewhere_is_not_read_without_trust(command: str, machine: Path, capsys) -> None:
+def test_a_label_store_elsewhere_is_not_read_without_trust(command, machine, capsys):
     store = LabelStore(machine / "private", Origin(run="x", task="drawer_open", seed=0))
     frames = np.zeros((1, 8, 8, 3), np.uint8)
     query = Query(goal="open it", left=frames, right=frames + 9)
@@ -291,7 +289,7 @@ def test_a_label_store_elsewhere_is_not_read_without_trust(command: str, machine
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine: Path, monkeypatch, capsys) -> None:
+def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine, monkeypatch, capsys):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-4b1d")
     file, server = machine / "run/config.yaml", ApiServer()
     with server.running() as url, socket.create_server(("127.0.0.1", 0)) as listener:
@@ -314,7 +312,7 @@ def test_a_secret_reaches_the_server_of_a_foreign_folder_only_with_trust(machine
         assert {call.headers["authorization"] for call in server.calls} == {"Bearer canary-4b1d"}
 
 
-def test_runs_made_here_are_trusted_until_their_code_changes(machine: Path) -> None:
+def test_runs_made_here_are_trusted_until_their_code_changes(machine):
     (machine / "mine.py").write_text("def judge(clips): ...\n")
     own = {"judge.backend": "mine:judge", "judge.store": "labels", "judge.model": ""}
     folder = create_folder(
@@ -337,7 +335,7 @@ def test_runs_made_here_are_trusted_until_their_code_changes(machine: Path) -> N
     assert demos.trusted_task(trust=False) == "mine:TASK"
 
 
-def test_the_server_and_the_place_of_its_key_are_named() -> None:
+def test_the_server_and_the_place_of_its_key_are_named():
     assert {key for provider in PROVIDERS.values() for key in provider.key_names} == {*trust.USUAL_KEYS}
     own = ApiConfig(base_url="http://127.0.0.1:9/v1", key_env="AWS_SECRET_ACCESS_KEY")
     assert describe_server("openai", own) == "http://127.0.0.1:9/v1, with the key in $AWS_SECRET_ACCESS_KEY"

@@ -92,7 +92,7 @@ def words_of(chat: Chat) -> str:
 
 
 @pytest.mark.slow
-def test_a_goal_is_data_or_is_refused(tmp_path: Path) -> None:
+def test_a_goal_is_data_or_is_refused(tmp_path):
     """Refused with a code below 500, or answered within the set; nothing that it names is made."""
     edge, canary, codes = Edge(tmp_path), tmp_path / "canary", Counter[int]()
     body = {"left": [text(png(10))], "right": [text(png(200))]}
@@ -124,7 +124,7 @@ def written(picture: Frames, sign: str, place: int) -> Frames:
 
 
 @pytest.mark.slow
-def test_signs_in_the_scene_leave_answers_within_the_set_and_few_of_them_turned() -> None:
+def test_signs_in_the_scene_leave_answers_within_the_set_and_few_of_them_turned():
     """50 signs on the worse image of pairs that are easy to tell apart."""
     scenes = next(collect_scenes("drawer_open", "held_out", 0))
     rng, num = np.random.default_rng(0), len(SIGNS) * 5

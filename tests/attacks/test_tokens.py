@@ -10,7 +10,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory) -> Edge:
+def edge(tmp_path_factory):
     return Edge(tmp_path_factory.mktemp("edge"))
 
 

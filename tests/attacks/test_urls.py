@@ -5,7 +5,6 @@ import random
 import socket
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from http_edge import Edge, png, text
@@ -47,7 +46,7 @@ class Watch:
 
 
 @pytest.fixture(scope="module")
-def watch() -> Watch:
+def watch():
     return Watch()
 
 
@@ -95,7 +94,7 @@ def requests(url: str) -> list[tuple[str, dict]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full)])
-def test_no_address_is_followed(tmp_path: Path, watch: Watch, count: int) -> None:
+def test_no_address_is_followed(tmp_path, watch, count):
     edge, listener = Edge(tmp_path), Listener()
     playlist = f"#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:{listener.port}/a.ts\n"
     (edge.media / "list.mp4").write_text(playlist)

@@ -99,12 +99,12 @@ def tricks(scene: Scene, count: int, seed: int) -> list[str]:
 
 
 @pytest.fixture
-def scene(tmp_path, monkeypatch) -> Scene:
+def scene(tmp_path, monkeypatch):
     return Scene(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(1_000, marks=pytest.mark.full)])
-def test_no_trick_leads_out(scene: Scene, count: int) -> None:
+def test_no_trick_leads_out(scene, count):
     answers, times = {}, []
     for name in tricks(scene, count, seed=7):
         if not name or name in ("ok/a.mp4", f"{scene.root}/ok/a.mp4"):
@@ -120,7 +120,7 @@ def test_no_trick_leads_out(scene: Scene, count: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.5, pytest.param(20.0, marks=pytest.mark.full)])
-def test_a_swap_at_the_right_moment_leads_nowhere(scene: Scene, seconds: float) -> None:
+def test_a_swap_at_the_right_moment_leads_nowhere(scene, seconds):
     """A folder and a file are swapped for links to the secret while they are asked for."""
     done = threading.Event()
     (scene.root / "swap").mkdir()

@@ -10,7 +10,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.runs.recipes import recipe
 
 
-def test_dotted_words_override_the_recipe() -> None:
+def test_dotted_words_override_the_recipe():
     words = (
         "drawer_open --judge.model Qwen/Qwen3-VL-8B-Instruct --judge.backend transformers "
         "--judge.quantization nf4 --env.start random --reward.model state --reward.teacher oracle "
@@ -24,19 +24,19 @@ def test_dotted_words_override_the_recipe() -> None:
     assert config.steps == recipe("drawer_open").steps
 
 
-def test_smoke_is_a_start_that_overrides_still_change() -> None:
+def test_smoke_is_a_start_that_overrides_still_change():
     assert parse_run(["drawer_open", "--smoke"], "rlvlm run").config == recipe("drawer_open").smoke()
     config = parse_run(["drawer_open", "--steps", "777", "--smoke"], "rlvlm run").config
     assert config.steps == 777 and config.eval == recipe("drawer_open").smoke().eval
 
 
 @pytest.mark.parametrize("words", [[], ["--smoke"]])
-def test_without_a_task_the_tasks_are_named(words: list[str]) -> None:
+def test_without_a_task_the_tasks_are_named(words):
     with pytest.raises(UsageError, match="drawer_open"):
         parse_run(words, "rlvlm run")
 
 
-def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_without_a_task_lists_tasks_and_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse_run(["--help"], "rlvlm run")
     text = capsys.readouterr().out
@@ -45,14 +45,11 @@ def test_help_without_a_task_lists_tasks_and_options(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("task", "others"),
-    [
-        ("number_line", ["feedback", "reward-model"]),
-        pytest.param("drawer_open", ["engine"], marks=pytest.mark.slow),
-    ],
+    [("number_line", ["feedback", "reward-model"]), pytest.param("drawer_open", ["engine"], marks=pytest.mark.slow)],
 )
 def test_help_has_what_most_runs_need_and_help_all_the_rest_but_no_sections_of_other_algorithms(
-    task: str, others: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    task, others, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     texts = []
     for option in ("--help", "--help-all"):
@@ -72,7 +69,7 @@ def test_help_has_what_most_runs_need_and_help_all_the_rest_but_no_sections_of_o
             assert f"--{option} " in text, option
 
 
-def test_the_task_is_a_word_and_no_option() -> None:
+def test_the_task_is_a_word_and_no_option():
     with pytest.raises(UsageError, match="--task"):
         parse_run(["drawer_open", "--task", "other"], "rlvlm run")
 
@@ -88,7 +85,7 @@ def test_the_task_is_a_word_and_no_option() -> None:
         ("number_line --sft.start-from taught --sft.updates 3", "sft.start_from"),
     ],
 )
-def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why: str) -> None:
+def test_a_setting_that_another_leaves_without_effect_is_refused(words, why):
     option = words.split()[-2]
     with pytest.raises(UsageError, match=f"{option} has no effect with {why}"):
         parse_run(words.split(), "rlvlm run")
@@ -96,7 +93,7 @@ def test_a_setting_that_another_leaves_without_effect_is_refused(words: str, why
     assert config.judge.model == "video", "what a recipe has without effect is no error"
 
 
-def test_whole_numbers_are_read_as_people_write_them() -> None:
+def test_whole_numbers_are_read_as_people_write_them():
     words = "drawer_open --steps 2.5k --seed=1e1 --feedback.max-queries 1e3 --out 2k --algo.actor-lr 1e-3"
     config = parse_run(words.split(), "rlvlm run").config
     assert config.feedback is not None
@@ -106,7 +103,7 @@ def test_whole_numbers_are_read_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("command", ["data", "labels"])
-def test_help_of_a_command_with_forms_names_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_with_forms_names_them(command, capsys):
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     for form in ("show", "export", "import"):
@@ -126,7 +123,7 @@ def test_help_of_a_command_with_forms_names_them(command: str, capsys: pytest.Ca
         ("data show .", "did you mean kept/pushes?"),
     ],
 )
-def test_a_wrong_word_is_answered_with_the_right_one(line: str, fix: str, tmp_path, monkeypatch, capsys) -> None:
+def test_a_wrong_word_is_answered_with_the_right_one(line, fix, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept/pushes").mkdir(parents=True)
     (tmp_path / "kept/pushes/demonstrations.json").touch()
@@ -134,7 +131,7 @@ def test_a_wrong_word_is_answered_with_the_right_one(line: str, fix: str, tmp_pa
     assert fix in box_words(capsys.readouterr().err)
 
 
-def test_keywords_of_gymnasium_make_can_be_given() -> None:
+def test_keywords_of_gymnasium_make_can_be_given():
     words = "gym:Pendulum-v1 --env.make g 5.5".split()
     config = parse_run(words, "rlvlm run").config
     env = make_env(config.task, config.env, 0)

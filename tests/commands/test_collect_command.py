@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 from api_server import ApiServer, Response, completion, error
@@ -19,7 +18,7 @@ from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
 
 
-def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_show_export_and_import(tmp_path, capsys):
     folder = str(tmp_path / "d")
     assert main(["collect", "number_line", "--episodes", "4", "--out", folder]) == 0
     assert "4 new episodes" in capsys.readouterr().out
@@ -35,7 +34,7 @@ def test_collect_show_export_and_import(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vlm_behind_an_api_plays(tmp_path, capsys):
     """It sees the turn's image and prompt; what it writes is kept as it is, readable or not."""
     server = ApiServer(*(Response(completion(text)) for text in ("I go up.", '{"thoughts": "up", "action": "+"}')))
     server.truth = lambda call: Response(completion('{"action": "+"}'))
@@ -62,7 +61,7 @@ def test_a_vlm_behind_an_api_plays(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_a_vlm_of_this_machine_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vlm_of_this_machine_plays(tmp_path, capsys):
     words = ["collect", "number_line", "--episodes", "1", "--out", str(tmp_path / "d")]
     assert main([*words, "--player.model", str(weights_folder("policy")), "--player.max-reply-tokens", "48"]) == 0
     assert "1 new episodes" in capsys.readouterr().out
@@ -70,7 +69,7 @@ def test_a_vlm_of_this_machine_plays(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert any(step["action"] for step in episode["steps"]), "the pocket policy writes what can be read"
 
 
-def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chunks_are_collected_and_shown(tmp_path, capsys):
     folder = tmp_path / "d"
     words = ["collect", "push_block", "--episodes", "3", "--noise", "0.1", "--p-perturb", "0.1", "--out", str(folder)]
     assert main(words) == 0
@@ -86,7 +85,7 @@ def test_chunks_are_collected_and_shown(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path, capsys):
     words = ["collect", "empty_random_5x5", "--episodes", "2", "--out", str(tmp_path / "d")]
     assert main([*words, "--env.prompt-last-action"]) == 0
     assert main([*words, "--env.prompt-last-action", "--seed", "1", "--wrong-actions", "0.2"]) == 0
@@ -98,7 +97,7 @@ def test_a_folder_has_one_set_of_settings_of_the_env(tmp_path: Path, capsys: pyt
     assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
 
-def test_a_script_that_fails_is_no_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_fails_is_no_teacher(tmp_path, capsys):
     assert main(["collect", "push_block", "--env.episode-steps", "8", "--out", str(tmp_path / "d")]) == 2
     assert "succeeded in 0 of 20 episodes" in box_words(capsys.readouterr().err)
     (tmp_path / "none.json").write_text("")
@@ -108,7 +107,7 @@ def test_a_script_that_fails_is_no_teacher(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Path) -> None:
+def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path):
     source, out = str(tmp_path / "demos"), tmp_path / "out"
     assert run_command(["collect", "empty_random_5x5", "--episodes", "1", "--out", source]) == 0
     words = ["sft", "empty_random_5x5", "--from", source, "--out", str(out)]
@@ -124,9 +123,7 @@ def test_demonstrations_and_policies_of_other_prompts_are_not_mixed(tmp_path: Pa
         run_command(words)
 
 
-def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(tmp_path, monkeypatch, capsys):
     """What the job does meanwhile is tested in `tests/algorithms/test_sft_job.py`."""
     monkeypatch.setattr(sft_job, "run_sft", lambda *settings: {"sft/held_out_loss": 0.5})
     source, out = str(tmp_path / "demos"), tmp_path / "a policy"
@@ -140,7 +137,7 @@ def test_a_job_says_how_much_it_learns_from_and_how_to_train_on(
 
 
 @pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demos") / "number_line"
     assert main(["collect", "number_line", "--episodes", "2", "--out", str(folder)]) == 0
     return folder
@@ -158,15 +155,13 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--job.shard", "job.shard needs job.num_workers >= 2"),
     ],
 )
-def test_a_job_without_sense_is_refused_before_it_starts(
-    demos: Path, tmp_path: Path, options: str, message: str
-) -> None:
+def test_a_job_without_sense_is_refused_before_it_starts(demos, tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
         run_command(["sft", "number_line", "--from", str(demos), "--out", str(tmp_path / "o"), *options.split()])
     assert not (tmp_path / "o").exists()
 
 
-def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_policy_and_its_lessons_are_those_of_the_tasks_recipe(capsys):
     with pytest.raises(SystemExit):
         run_command(["sft", "pick_place_can", "--help"])
     message = "".join(line.strip("│ ") for line in capsys.readouterr().out.splitlines())

@@ -26,9 +26,7 @@ def findings(*ends: tuple[bool, bool]):
 @pytest.mark.parametrize(
     ("ends", "code"), [([(True, True)], 0), ([(True, True), (False, False)], 0), ([(False, True), (True, True)], 3)]
 )
-def test_only_an_essential_failure_counts(
-    ends: list[tuple[bool, bool]], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_an_essential_failure_counts(ends, code, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", findings(*ends))
     assert main(["doctor"]) == code
     text = capsys.readouterr().out
@@ -39,13 +37,13 @@ def test_only_an_essential_failure_counts(
 
 
 @pytest.mark.slow
-def test_every_check_answers_and_every_failure_names_a_fix() -> None:
+def test_every_check_answers_and_every_failure_names_a_fix():
     found = [finding for check in doctor.CHECKS for finding in check()]
     assert len({finding.name for finding in found}) == len(found) == 15
     assert all(finding.found for finding in found)
 
 
-def test_libero_that_does_not_load_is_found_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libero_that_does_not_load_is_found_and_stops_nothing(monkeypatch):
     def broken(module: str) -> None:
         raise FileNotFoundError("/no/such/assets")
 
@@ -56,7 +54,7 @@ def test_libero_that_does_not_load_is_found_and_stops_nothing(monkeypatch: pytes
     assert "/no/such/assets" in finding.found and "libero" in finding.fix
 
 
-def test_a_scratch_that_cannot_be_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scratch_that_cannot_be_written_is_found(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "file"))
     assert not one("scratch", doctor.disks).is_ok
@@ -64,7 +62,7 @@ def test_a_scratch_that_cannot_be_written_is_found(tmp_path: Path, monkeypatch: 
     assert one("scratch", doctor.disks).is_ok and "GiB free" in one("scratch", doctor.disks).found
 
 
-def test_a_bogus_renderer_is_found_with_what_works_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bogus_renderer_is_found_with_what_works_instead(monkeypatch):
     monkeypatch.setattr(doctor, "try_renderer", lambda backend: None if backend == "osmesa" else "broken")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     finding = one("rendering", doctor.rendering)
@@ -74,9 +72,7 @@ def test_a_bogus_renderer_is_found_with_what_works_instead(monkeypatch: pytest.M
     assert one("rendering", doctor.rendering).is_ok
 
 
-def test_a_cluster_that_is_not_there_and_a_home_that_cannot_be_used_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_is_not_there_and_a_home_that_cannot_be_used_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     finding = one("ray cluster", doctor.network)
     assert not finding.is_ok and finding.is_essential and "unset RAY_ADDRESS" in finding.fix
@@ -85,9 +81,7 @@ def test_a_cluster_that_is_not_there_and_a_home_that_cannot_be_used_are_found(
     assert not one("home folder", doctor.disks).is_ok
 
 
-def test_a_check_that_breaks_off_is_a_failure_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_breaks_off_is_a_failure_and_the_others_go_on(monkeypatch, capsys):
     def rendering() -> Iterator[CheckResult]:
         yield CheckResult(name="first", found="seen")
         raise PermissionError(13, "Permission denied", "/some/program")

@@ -35,7 +35,7 @@ def trained_run(out: Path, **settings: object) -> tuple[RunFolder, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_a_trained_vlm_is_read_by_transformers_and_peft(learns: str, tmp_path: Path) -> None:
+def test_a_trained_vlm_is_read_by_transformers_and_peft(learns, tmp_path):
     base = weights_folder("policy")
     named = {"policy.model": str(base)} if learns == "lora" else {}
     run, policy = trained_run(tmp_path / "run", **{"policy.learns": learns, **named})
@@ -58,7 +58,7 @@ def test_a_trained_vlm_is_read_by_transformers_and_peft(learns: str, tmp_path: P
 
 
 @pytest.mark.slow
-def test_policies_without_a_layout_of_others_are_refused(tmp_path: Path) -> None:
+def test_policies_without_a_layout_of_others_are_refused(tmp_path):
     headed, _ = trained_run(tmp_path / "head", **{"policy.head": "actions"})
     config = of_task("rlvlm.testing:TINY", tmp_path / "steps", **{"env.episode_steps": 5})
     env = rlvlm.make_env(config.task, config.env, seed=0)

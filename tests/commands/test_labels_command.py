@@ -28,7 +28,7 @@ from rlvlm.testing import FakeJudge
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     frames = np.arange(2 * 48, dtype=np.uint8).reshape(2, 1, 4, 4, 3)
@@ -37,7 +37,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def test_a_store_is_shown_and_exported(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_is_shown_and_exported(store, capsys):
     assert main(["labels", "show", "store"]) == 0
     shown = capsys.readouterr().out
     assert "1 verdicts, 0 scores, 0 truths, 0 damaged and 0 unfinished lines; 1 distinct" in shown and "fake" in shown
@@ -48,7 +48,7 @@ def test_a_store_is_shown_and_exported(store: Path, capsys: pytest.CaptureFixtur
     assert main(["labels", "show", "store"]) == 0 and "1 unfinished" in capsys.readouterr().out
 
 
-def test_label_files_of_the_reference_are_imported(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_files_of_the_reference_are_imported(store, capsys):
     two = np.zeros((2, 1, 1))
     session = [np.zeros((2, 4, 8, 3), np.uint8), np.ones((2, 1)), np.array([[1], [0]]), two, two, two, two + 1]
     session[0][1] = 9
@@ -59,7 +59,7 @@ def test_label_files_of_the_reference_are_imported(store: Path, capsys: pytest.C
     assert main(["labels", "show", "theirs"]) == 0 and "imported:gemini" in capsys.readouterr().out
 
 
-def test_people_are_shown_by_name_and_exported_without_theirs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_are_shown_by_name_and_exported_without_theirs(store, capsys):
     queue = PeopleQueue(LabelStore(store))
     [question] = [item.question for item in LabelStore(store).answers()]
     queue.ask([question], agreement=2)
@@ -92,9 +92,7 @@ def film_two_pushes(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("store", 1), ("run", 1), ("data", 3)])
-def test_a_person_answers_questions_of_runs_other_judges_and_recorded_data(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
-) -> None:
+def test_a_person_answers_questions_of_runs_other_judges_and_recorded_data(store, tmp_path, monkeypatch, kind, count):
     links: list[str] = []
     place = film_two_pushes(tmp_path / "data") if kind == "data" else store
     answers = tmp_path / "data.people" / "answers" if kind == "data" else store
@@ -130,7 +128,7 @@ def test_a_person_answers_questions_of_runs_other_judges_and_recorded_data(
         assert {row["judge"] for row in rows} == {"human"} and len(rows) == 2 * count, "one answer is for both orders"
 
 
-def test_unaskable_data_is_refused(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unaskable_data_is_refused(tmp_path, store, capsys):
     (tmp_path / "empty").mkdir()
     for place, said in (("empty", "neither a run's folder, a label store, nor"), ("nowhere", "does not exist")):
         assert main(["labels", "ask", place]) != 0

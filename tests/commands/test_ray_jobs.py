@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -53,7 +52,7 @@ class Head:
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
+def head():
     known = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     port = free_port()
     command = [sys.executable, "-c", HEAD, str(port)]
@@ -65,7 +64,7 @@ def head() -> Iterator[Head]:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic cmF5OnJheQ=="}])
-def test_submitting_and_looking_need_the_token(head: Head, headers: dict[str, str]) -> None:
+def test_submitting_and_looking_need_the_token(head, headers):
     job = {"entrypoint": "true", "submission_id": "stranger"}
     calls = (
         ("POST", "/api/jobs/"),
@@ -88,7 +87,7 @@ def test_submitting_and_looking_need_the_token(head: Head, headers: dict[str, st
     assert "stranger" not in head.jobs()
 
 
-def test_a_job_that_is_stopped_has_saved(head: Head, tmp_path: Path) -> None:
+def test_a_job_that_is_stopped_has_saved(head, tmp_path):
     out = tmp_path / "run"
     ended = head.submit("stopped", *WORDS, "--steps", "100000", "--out", str(out), wait=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -103,7 +102,7 @@ def test_a_job_that_is_stopped_has_saved(head: Head, tmp_path: Path) -> None:
     assert (out / "checkpoints" / "last").is_dir()
 
 
-def test_a_job_runs_to_its_end_on_the_heads_ray(head: Head, tmp_path: Path) -> None:
+def test_a_job_runs_to_its_end_on_the_heads_ray(head, tmp_path):
     out = tmp_path / "run"
     judged = ["--reward.teacher", "judge", "--judge.untrained", "ok"]
     ended = head.submit("whole", *WORDS, "--steps", "160", *judged, "--out", str(out), wait=True)

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def started(monkeypatch) -> list[AppFile]:
+def started(monkeypatch):
     """The files that would have been started."""
     files: list[AppFile] = []
     monkeypatch.setattr(served_apps, "serve_apps", lambda file, **options: files.append(file) or 0)
@@ -94,7 +94,7 @@ def test_a_port_in_use_and_a_loose_token_are_reported_before_anything_starts(tmp
 
 
 @pytest.fixture
-def clock(monkeypatch) -> list[float]:
+def clock(monkeypatch):
     """Its one number is the time."""
     now = [1_000.0]
     monkeypatch.setattr(served_apps.time, "monotonic", lambda: now[0])

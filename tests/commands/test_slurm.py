@@ -20,7 +20,7 @@ from rlvlm.core.guests import guests
 TEMPLATE = Path(__file__).parents[2] / "cluster" / "slurm.sh"
 
 
-def test_the_script_has_the_settings_on_top_and_the_template_below(tmp_path: Path) -> None:
+def test_the_script_has_the_settings_on_top_and_the_template_below(tmp_path):
     config = SlurmConfig(nodes=2, gpus_per_node=1, time="2-00:00:00", image="/images/rlvlm.sif", extra=("qos=high",))
     script = job_script(config, tmp_path / "run", ["drawer_open", "--goal", "it's open"])
     top, _, body = script.partition("set -euo pipefail\n")
@@ -34,7 +34,7 @@ def test_the_script_has_the_settings_on_top_and_the_template_below(tmp_path: Pat
 
 
 @pytest.mark.parametrize("script", ["template", "rendered"])
-def test_the_script_is_clean_bash(script: str, tmp_path: Path) -> None:
+def test_the_script_is_clean_bash(script, tmp_path):
     text = TEMPLATE.read_text() if script == "template" else job_script(SlurmConfig(), tmp_path / "run", ["x"])
     file = tmp_path / "job.sh"
     file.write_text(text)
@@ -56,13 +56,13 @@ def test_the_script_is_clean_bash(script: str, tmp_path: Path) -> None:
         ({"partition": "a b"}, "single words"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(wrong: dict, message: str) -> None:
+def test_a_wrong_setting_is_refused_by_name(wrong, message):
     with pytest.raises(ValueError, match=message):
         SlurmConfig(**wrong)
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def slurm(tmp_path, monkeypatch):
     """State of a SLURM whose nodes are all this machine."""
     folder = tmp_path / "slurm"
     for name, value in fake_slurm.install(folder).items():
@@ -114,15 +114,7 @@ OF_A_CHECKPOINT = [
         ("drawer_open --partition none", 3, "invalid partition specified"),
     ],
 )
-def test_a_mistake_is_reported_before_anything_is_queued(
-    line: str,
-    code: int,
-    message: str,
-    slurm: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_reported_before_anything_is_queued(line, code, message, slurm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "there").mkdir(parents=True)
     assert main(["slurm", *line.split()]) == code
@@ -132,9 +124,7 @@ def test_a_mistake_is_reported_before_anything_is_queued(
 
 
 @pytest.mark.slow
-def test_a_node_without_the_main_memory_of_a_large_policy_is_refused(
-    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_without_the_main_memory_of_a_large_policy_is_refused(slurm, tmp_path, capsys):
     write_config("qwen2.5-vl-7b", tmp_path / "7b")
     run = ["--", "--policy.model", str(tmp_path / "7b"), "--policy.learns", "lora"]
     job = ["slurm", "number_line", "--gpus-per-node", "1"]
@@ -148,9 +138,7 @@ def test_a_node_without_the_main_memory_of_a_large_policy_is_refused(
 
 
 @pytest.mark.slow
-def test_without_slurm_the_script_is_there_and_the_box_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_slurm_the_script_is_there_and_the_box_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["slurm", "drawer_open", "--out", str(tmp_path / "run")]) == 3
@@ -184,9 +172,7 @@ while :; do sleep 0.05; done
         (signal.SIGUSR1, 0, [75], ["ran run"]),  # enough is enough
     ],
 )
-def test_how_the_script_handles_signals(
-    number: signal.Signals, restarts: int, codes: list[int], ran: list[str], slurm: Path, tmp_path: Path
-) -> None:
+def test_how_the_script_handles_signals(number, restarts, codes, ran, slurm, tmp_path):
     job = submit_with(RUN_THAT_WAITS, job_script(SlurmConfig(restarts=restarts), tmp_path / "run", ["x"]), tmp_path)
     wait_for(slurm / "started", tmp_path / "run.log")
     fake_slurm.signal(slurm, job, number)
@@ -217,9 +203,7 @@ exit $code
         (["2"], [2]),  # its settings
     ],
 )
-def test_a_job_comes_back_as_long_as_it_gets_further(
-    plan: list[str], codes: list[int], slurm: Path, tmp_path: Path
-) -> None:
+def test_a_job_comes_back_as_long_as_it_gets_further(plan, codes, slurm, tmp_path):
     (slurm / "plan").write_text("\n".join(plan) + "\n")
     job = submit_with(RUN_THAT_IS_LOST, job_script(SlurmConfig(), tmp_path / "run", ["x"]), tmp_path)
     assert fake_slurm.wait(slurm, job) == {"codes": codes}
@@ -235,9 +219,7 @@ exit 1
 
 
 @pytest.mark.parametrize(("last", "codes"), [("0", [1, 0]), ("1", [1, 1])])
-def test_a_lost_sweep_is_resumed_and_reported_at_its_end(
-    last: str, codes: list[int], slurm: Path, tmp_path: Path
-) -> None:
+def test_a_lost_sweep_is_resumed_and_reported_at_its_end(last, codes, slurm, tmp_path):
     """Runs that failed are tried once more; those that fail again are in the report with their cause."""
     out = tmp_path / "sweep"
     (slurm / "last").write_text(last)
@@ -257,9 +239,7 @@ def wait_for(file: Path, log: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.full
-def test_a_job_of_two_nodes_saves_at_its_time_limit_comes_back_and_ends(
-    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_of_two_nodes_saves_at_its_time_limit_comes_back_and_ends(slurm, tmp_path, capsys):
     out = tmp_path / "run"
     words = ["--nodes", "2", "--", *WORDS[1:], "--track.checkpoint-every-steps", "200"]
     assert main(["slurm", "rlvlm.testing:TINY", "--out", str(out), *words]) == 0

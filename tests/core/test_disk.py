@@ -33,7 +33,7 @@ def full_disk(_: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_the_new_content_takes_the_place_of_the_old(tmp_path: Path) -> None:
+def test_the_new_content_takes_the_place_of_the_old(tmp_path):
     file = tmp_path / "made" / "by the way.txt"
     write_whole(file, "old")
     write_whole(file, b"new")
@@ -43,7 +43,7 @@ def test_the_new_content_takes_the_place_of_the_old(tmp_path: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_full_disk_leaves_a_whole_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_a_whole_file_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "summary.json"
     write_whole(file, "old")
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -55,14 +55,14 @@ def test_a_full_disk_leaves_a_whole_file_as_it_was(tmp_path: Path, monkeypatch: 
     assert file.read_text() == "not waited for"
 
 
-def test_a_writer_that_fails_leaves_no_partial_file(tmp_path: Path) -> None:
+def test_a_writer_that_fails_leaves_no_partial_file(tmp_path):
     with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "table.parquet") as partial:
         partial.write_text("half of it")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
     file = tmp_path / "mark"
     with replacing(file) as one, replacing(file) as other:
         one.write_text("one")
@@ -72,7 +72,7 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert file.read_text() == "one"  # its block ended last
 
 
-def test_a_full_disk_leaves_a_growing_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_a_growing_file_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "lines"
     append_whole(file, b"first\n")
     append_whole(file, b"second\n")
@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_a_growing_file_as_it_was(tmp_path: Path, monkeypatch
     assert file.read_bytes() == b"first\nsecond\n"
 
 
-def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(tmp_path, monkeypatch):
     for name in ("folder", "partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "who").write_text(name)
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_tree_is_synced_to_its_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_is_synced_to_its_last_file(tmp_path, monkeypatch):
     write_whole(tmp_path / "a" / "b" / "file", "x")
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -110,7 +110,7 @@ def test_a_tree_is_synced_to_its_last_file(tmp_path: Path, monkeypatch: pytest.M
     assert {Path(path).name for path in synced} == {"file", "a", "b", tmp_path.name}
 
 
-def test_only_the_files_of_a_killed_process_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_files_of_a_killed_process_are_cleared(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folders = {name: tmp_path / name for name in ("w-killed", "w-own", "w-unmarked", "other")}
     for folder in folders.values():
@@ -134,7 +134,7 @@ def test_only_the_files_of_a_killed_process_are_cleared(tmp_path: Path, monkeypa
 
 
 @pytest.fixture
-def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_locks(monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -152,7 +152,7 @@ def is_refused(file: Path) -> bool:
         return True
 
 
-def test_without_locks_a_claim_file_keeps_others_out_until_its_process_ends(tmp_path: Path, no_locks: None) -> None:
+def test_without_locks_a_claim_file_keeps_others_out_until_its_process_ends(tmp_path, no_locks):
     file, claim = tmp_path / "command.txt", tmp_path / ".command.txt.claim"
     with held(file, "another process is writing", "wait"):
         assert is_refused(file) and is_refused(file)
@@ -172,7 +172,7 @@ def test_without_locks_a_claim_file_keeps_others_out_until_its_process_ends(tmp_
 
 
 @pytest.mark.slow
-def test_a_claim_of_another_machine_is_stale_when_it_gives_no_sign_of_life(tmp_path: Path, no_locks: None) -> None:
+def test_a_claim_of_another_machine_is_stale_when_it_gives_no_sign_of_life(tmp_path, no_locks):
     file, claim = tmp_path / "command.txt", tmp_path / ".command.txt.claim"
     with held(file, "", ""):
         elsewhere = json.dumps(json.loads(claim.read_text()) | {"machine": "node7", "token": "0" * 16})
@@ -191,9 +191,7 @@ def test_a_claim_of_another_machine_is_stale_when_it_gives_no_sign_of_life(tmp_p
         assert claim.stat().st_mtime_ns > before, "a sign of life"
 
 
-def test_a_file_system_without_fsync_of_folders_is_named_and_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_system_without_fsync_of_folders_is_named_and_used(tmp_path, monkeypatch, caplog):
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
@@ -205,7 +203,7 @@ def test_a_file_system_without_fsync_of_folders_is_named_and_used(
     assert disk.file_system(tmp_path).split(" at ")[1] in (str(tmp_path), *map(str, tmp_path.parents))
 
 
-def test_a_link_that_leads_out_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_that_leads_out_is_not_written_through(tmp_path):
     folder, outside = tmp_path / "run", tmp_path / "outside"
     folder.mkdir()
     outside.mkdir()

@@ -4,7 +4,6 @@ import json
 import os
 import tracemalloc
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +43,7 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_arrays_are_read_and_those_that_claim_too_much_are_refused_in_little_memory(tmp_path: Path) -> None:
+def test_arrays_are_read_and_those_that_claim_too_much_are_refused_in_little_memory(tmp_path):
     held = {"a": np.arange(12.0).reshape(3, 4), "b": np.array(["x", "yy"]), "c": np.zeros((0, 3), np.int64)}
     np.savez_compressed(tmp_path / "good.npz", allow_pickle=False, **held)
     found = read_arrays(tmp_path / "good.npz", is_compressed=True)
@@ -69,14 +68,14 @@ def test_arrays_are_read_and_those_that_claim_too_much_are_refused_in_little_mem
 
 
 @pytest.mark.slow
-def test_a_table_that_claims_more_rows_than_its_file_may_hold_is_refused(tmp_path: Path) -> None:
+def test_a_table_that_claims_more_rows_than_its_file_may_hold_is_refused(tmp_path):
     rows = pa.table({"episode_index": pa.array(np.zeros(9_000_000, np.int8))})
     pq.write_table(rows, tmp_path / "many.parquet")
     with pytest.raises(ValueError, match="claims to hold"):
         read_table(tmp_path / "many.parquet")
 
 
-def test_json_of_others_is_bounded_in_size_and_depth(tmp_path: Path) -> None:
+def test_json_of_others_is_bounded_in_size_and_depth(tmp_path):
     files = (
         ("deep", "[" * 100_000, "too deeply"),
         ("long", json.dumps("x" * 100_000), "more than"),

@@ -46,7 +46,7 @@ Install = Callable[..., None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path, monkeypatch):
     """Installs a package with an entry point, as pip would."""
 
     def write(name: str, guest: str, code: str = CODE) -> None:
@@ -68,7 +68,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         del sys.modules[name]
 
 
-def test_an_installed_package_adds_a_command_and_a_form_of_another(install: Install, capsys, caplog) -> None:
+def test_an_installed_package_adds_a_command_and_a_form_of_another(install, capsys, caplog):
     install("guest_in_test_a", COMMAND.format(name="guest_in_test_a", taken="run"))
     assert main(["greet", "Ann"]) == 0 and capsys.readouterr().out == "rlvlm greet says hello to Ann\n"
     assert main(["labels", "count", "x"]) == 0 and capsys.readouterr().out == "rlvlm labels count counts x\n"
@@ -79,9 +79,7 @@ def test_an_installed_package_adds_a_command_and_a_form_of_another(install: Inst
     assert "commands run of the guest guest_in_test_a is left out: the name is taken" in caplog.text
 
 
-def test_a_judge_with_a_command_of_its_own_is_two_files_as_contributing_says(
-    install: Install, tmp_path: Path, capsys
-) -> None:
+def test_a_judge_with_a_command_of_its_own_is_two_files_as_contributing_says(install, tmp_path, capsys):
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     guest, judge = re.findall(r"```python\n(from rlvlm\.core\.guests.*?|import sys.*?)```", page, re.DOTALL)
     name = "guest_in_test_bright"
@@ -114,7 +112,7 @@ def nearest(candidates, count):
 """
 
 
-def test_a_guests_short_name_stands_for_an_object_of_its_own(install: Install) -> None:
+def test_a_guests_short_name_stands_for_an_object_of_its_own(install):
     install("guest_in_test_d", OBJECTS.format(name="guest_in_test_d"), TEACHER)
     assert StepRewardConfig(teacher="patient").teacher == "patient"
     with pytest.raises(ValueError, match="did you mean patient"):
@@ -146,7 +144,7 @@ def read(path, camera):
 """
 
 
-def test_recorded_data_of_a_guests_format_are_found_and_read(install: Install, tmp_path: Path) -> None:
+def test_recorded_data_of_a_guests_format_are_found_and_read(install, tmp_path):
     file = tmp_path / "clip.npy"
     np.save(file, np.full((3, 8, 8, 3), 7, np.uint8))
     with pytest.raises(UsageError, match="no recorded episodes that can be read"):
@@ -166,7 +164,7 @@ def test_recorded_data_of_a_guests_format_are_found_and_read(install: Install, t
         ("def f(:", "SyntaxError"),
     ],
 )
-def test_a_broken_guest_is_one_line_and_never_a_dead_help(guest: str, said: str, install: Install, caplog) -> None:
+def test_a_broken_guest_is_one_line_and_never_a_dead_help(guest, said, install, caplog):
     install("guest_in_test_b", guest)
     with caplog.at_level(logging.WARNING):
         assert main(["--help"]) == 0
@@ -174,14 +172,14 @@ def test_a_broken_guest_is_one_line_and_never_a_dead_help(guest: str, said: str,
     assert line.startswith("the guest guest_in_test_b is left out") and said in line and "\n" not in line
 
 
-def test_code_of_a_guest_that_fails_is_an_error_of_that_command_alone(install: Install, capsys) -> None:
+def test_code_of_a_guest_that_fails_is_an_error_of_that_command_alone(install, capsys):
     install("guest_in_test_c", COMMAND.format(name="guest_in_test_c", taken="x"), "raise ImportError('no torch')")
     assert main(["greet"]) == 2
     assert "no torch" in capsys.readouterr().err
     assert main(["doctor", "--help"]) == 0
 
 
-def test_a_name_of_a_guest_that_was_taken_out_says_which(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_name_of_a_guest_that_was_taken_out_says_which(monkeypatch, capsys):
     found = guests.guests()
     for name in found:
         with monkeypatch.context() as patch:
@@ -192,7 +190,7 @@ def test_a_name_of_a_guest_that_was_taken_out_says_which(monkeypatch: pytest.Mon
                     assert not guests.guest_of(table, "nothing")
 
 
-def test_the_names_of_our_guests_are_on_file() -> None:
+def test_the_names_of_our_guests_are_on_file():
     """The file is for a guest that is not there any more; families of tasks depend on what else is installed."""
     names: dict[str, dict[str, str]] = json.loads(guests.NAMES_FILE.read_text())
     for guest in sorted(path.parent.name for path in guests.FOLDER.glob("*/guest.py")):
@@ -202,7 +200,7 @@ def test_the_names_of_our_guests_are_on_file() -> None:
             assert listed == set(getattr(declared, table)), f"{guest}: {table} in {guests.NAMES_FILE}"
 
 
-def test_every_guest_that_ships_has_code_a_page_and_tests() -> None:
+def test_every_guest_that_ships_has_code_a_page_and_tests():
     root = guests.FOLDER.parents[1]
     for file in guests.FOLDER.glob("*/guest.py"):
         guest = guests.guests()[file.parent.name]
@@ -213,7 +211,7 @@ def test_every_guest_that_ships_has_code_a_page_and_tests() -> None:
             assert callable(guests.load(reference)), reference
 
 
-def test_finding_guests_imports_none_of_their_code() -> None:
+def test_finding_guests_imports_none_of_their_code():
     heavy = ("torch", "ray", "numpy", "tyro", "pyarrow")
     code = (
         "import sys, rlvlm.core.guests as g\n"
@@ -224,6 +222,6 @@ def test_finding_guests_imports_none_of_their_code() -> None:
     assert child.stdout == "[]\n"
 
 
-def test_a_reference_that_leads_nowhere_is_named() -> None:
+def test_a_reference_that_leads_nowhere_is_named():
     with pytest.raises(UsageError, match="guest_of_nobody:x cannot be imported: ModuleNotFoundError"):
         guests.load("guest_of_nobody:x")

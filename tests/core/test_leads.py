@@ -37,7 +37,7 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
 
 
-def test_the_walk_finds_exactly_the_typed_settings() -> None:
+def test_the_walk_finds_exactly_the_typed_settings():
     Outer.__module__ = Inner.__module__ = "rlvlm.made_up"
     assert list(find_leads(Outer())) == []
     found = find_leads(Outer(code="a:B", many=("x", ""), inner=Inner(files={"k": "y"}, folder=Path("z"))))
@@ -52,7 +52,7 @@ def test_the_walk_finds_exactly_the_typed_settings() -> None:
     assert list(find_leads(Outer(words=("/etc/shadow",)))) == [Leading("words", Lead.FILE, "/etc/shadow")]
 
 
-def test_each_setting_that_names_code_a_path_or_an_address_has_the_type_for_it() -> None:
+def test_each_setting_that_names_code_a_path_or_an_address_has_the_type_for_it():
     used = {name for function in _functions() for name in _names_handed_on(function)}
     plain = {f"{kind.__name__}.{name}" for kind in _configs() for name in _texts(kind) if _kinds(kind)[name] is None}
     untyped = {name for name in plain if name.rpartition(".")[2] in used}

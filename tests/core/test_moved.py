@@ -16,7 +16,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("old", QUICK)
-def test_an_own_file_may_import_a_module_by_its_name_of_before(old: str) -> None:
+def test_an_own_file_may_import_a_module_by_its_name_of_before(old):
     with pytest.warns(DeprecationWarning, match=f"{old} is {moved_modules()[old]} now"):
         module = importlib.import_module(old)
     new = importlib.import_module(moved_modules()[old])
@@ -24,7 +24,7 @@ def test_an_own_file_may_import_a_module_by_its_name_of_before(old: str) -> None
     assert public and all(getattr(module, name) is getattr(new, name) for name in public)
 
 
-def test_every_moved_module_is_at_its_new_place_and_no_other_name_is_found() -> None:
+def test_every_moved_module_is_at_its_new_place_and_no_other_name_is_found():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert all(importlib.util.find_spec(new) for new in HERE.values())

@@ -5,8 +5,6 @@ import os
 import py_compile
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,7 @@ SHOWN = "import beside\nNAME = 'shown, and ' + beside.NAME\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     """A working folder with `mine.py` and what it imports; beside both lies compiled code that says something else."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # as the command line has it
@@ -40,17 +38,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("reference", ["mine:NAME", "mine.py:NAME", "./mine.py:NAME"])
-def test_a_file_runs_with_its_own_imports(folder: Path, reference: str) -> None:
+def test_a_file_runs_with_its_own_imports(folder, reference):
     assert load_object(reference, "reward.source") == "shown, and shown"
 
 
-def test_a_task_runs_as_it_stands_there(folder: Path) -> None:
+def test_a_task_runs_as_it_stands_there(folder):
     with pytest.raises(UsageError, match="got str"):
         find_task("mine:NAME")
     assert sys.modules["mine"].NAME == "shown, and shown"
 
 
-def test_a_file_that_changed_after_it_was_compared_is_not_run(folder: Path) -> None:
+def test_a_file_that_changed_after_it_was_compared_is_not_run(folder):
     trust.code_digests(["mine:NAME"])
     (folder / "mine.py").write_text("NAME = 'swapped'\n")
     with pytest.raises(UsageError, match="has changed since it was looked at"):
@@ -62,7 +60,7 @@ def test_a_file_that_changed_after_it_was_compared_is_not_run(folder: Path) -> N
     assert importlib.reload(sys.modules["mine"]).NAME == "edited"
 
 
-def test_processes_that_a_run_starts_do_the_same(folder: Path) -> None:
+def test_processes_that_a_run_starts_do_the_same(folder):
     def said(*first: str) -> str:
         words = [sys.executable, "-c", "; ".join([*first, "import mine", "print(mine.NAME)"])]
         found = subprocess.run(

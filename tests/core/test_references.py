@@ -1,7 +1,6 @@
 """Files of a user's own, by path; what they are good for is tested where they are named."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.references import find_registered, load_object
 
 
-def test_of_two_files_of_one_name_each_is_itself(tmp_path: Path) -> None:
+def test_of_two_files_of_one_name_each_is_itself(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "my_reward_of_two.py").write_text(f"NAME = {folder!r}\n")
@@ -18,7 +17,7 @@ def test_of_two_files_of_one_name_each_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "numpy"])
-def test_a_file_does_not_take_the_place_of_a_module_that_others_need(name: str, tmp_path: Path) -> None:
+def test_a_file_does_not_take_the_place_of_a_module_that_others_need(name, tmp_path):
     (tmp_path / f"{name}.py").write_text("NAME = 1\n")
     before = __import__(name)
     with pytest.raises(UsageError, match=f"{name}.py is called like a module that others need"):
@@ -29,7 +28,7 @@ def test_a_file_does_not_take_the_place_of_a_module_that_others_need(name: str, 
 @pytest.mark.parametrize(
     ("parameters", "is_right"), [("a, b", True), ("a, b, c=1", True), ("*all", True), ("a", False), ("a, b, c", False)]
 )
-def test_a_function_of_the_wrong_arguments_is_refused_when_it_is_named(parameters, is_right, tmp_path: Path) -> None:
+def test_a_function_of_the_wrong_arguments_is_refused_when_it_is_named(parameters, is_right, tmp_path):
     file = tmp_path / f"own_loss_{abs(hash(parameters))}.py"
     file.write_text(f"def loss({parameters}): ...\n")
     own = load_object(f"{file}:loss", "algo.loss.policy")

@@ -20,10 +20,7 @@ class Part(Stateful):
 class Whole(Stateful):
     STATE = {
         name: name for name in ("number", "text", "none", "array", "recent", "counts", "noise", "draws", "part")
-    } | {
-        "network": "_network",
-        "adam": "_adam",
-    }
+    } | {"network": "_network", "adam": "_adam"}
 
     def __init__(self) -> None:
         self.number, self.text, self.none = 0.0, "", None
@@ -59,7 +56,7 @@ class Whole(Stateful):
         ]
 
 
-def test_an_object_goes_on_from_its_state_as_it_would_have() -> None:
+def test_an_object_goes_on_from_its_state_as_it_would_have():
     whole, again = Whole(), Whole()
     for _ in range(3):
         whole.go_on()
@@ -72,6 +69,6 @@ def test_an_object_goes_on_from_its_state_as_it_would_have() -> None:
     assert again.recent.maxlen == 2 and again.none is None and type(again.number) is float
 
 
-def test_a_state_that_lacks_a_name_is_refused() -> None:
+def test_a_state_that_lacks_a_name_is_refused():
     with pytest.raises(KeyError, match="count"):
         Part().set_state({})

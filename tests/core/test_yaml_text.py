@@ -32,7 +32,7 @@ BROKEN = {
 }
 
 
-def test_plain_values_come_through_with_an_anchor_used_twice() -> None:
+def test_plain_values_come_through_with_an_anchor_used_twice():
     assert read_yaml("a: &x [1, 2]\nb: *x\nc: {d: 0.5}\n", "f") == {"a": [1, 2], "b": [1, 2], "c": {"d": 0.5}}
     assert read_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "f") is not None
     assert read_yaml("a: &x {c: 1}\nb: {<<: *x, c: 2}\n", "f")["b"] == {"c": 2}, "a merge may be overridden"
@@ -40,7 +40,7 @@ def test_plain_values_come_through_with_an_anchor_used_twice() -> None:
     assert read_yaml(most, "f")["b"] == [1] * MAX_ALIASES
 
 
-def test_numbers_are_those_of_the_command_line_and_texts_that_look_like_them_stay_texts() -> None:
+def test_numbers_are_those_of_the_command_line_and_texts_that_look_like_them_stay_texts():
     assert read_yaml("[1e-4, 1.5E3, -2e+5, 3, 0.1]", "f") == [1e-4, 1500.0, -2e5, 3, 0.1]
     texts = ["1e-4", "1.5E3", "3", "e5", "1e", "-1e5-2", "a: b"]
     assert read_yaml(write_yaml(texts), "f") == texts
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_the_command_line_and_texts_that_look_like_them_sta
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("read", [read_sweep, read_app_file, "config"])
-def test_a_broken_file_is_refused_at_once_by_its_name(name, read, tmp_path) -> None:
+def test_a_broken_file_is_refused_at_once_by_its_name(name, read, tmp_path):
     text, reason = BROKEN[name]
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -63,7 +63,7 @@ def test_a_broken_file_is_refused_at_once_by_its_name(name, read, tmp_path) -> N
 @pytest.mark.parametrize(
     "value", ["3", "[[3]]", "{a: [1]}", "[{}]", "''", "[]", "{? [1] : 2}", ".nan", "{choice: [1]}"]
 )
-def test_a_sweep_file_with_something_else_in_it_says_so_with_its_name(key, value, tmp_path) -> None:
+def test_a_sweep_file_with_something_else_in_it_says_so_with_its_name(key, value, tmp_path):
     path = tmp_path / "mine.yaml"
     whole = {"tasks": "[drawer_open]", "sources": "{env: {reward.source: env}}", "seeds": "[0]"} | {key: value}
     path.write_text("".join(f"{name}: {text}\n" for name, text in whole.items()))
@@ -86,7 +86,7 @@ PIECES = (
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
-def test_made_up_text_is_plain_values_or_is_refused_and_runs_nothing(count, tmp_path) -> None:
+def test_made_up_text_is_plain_values_or_is_refused_and_runs_nothing(count, tmp_path):
     rng, canary, num_read = random.Random(0), tmp_path / "canary", 0
     for _ in range(count):
         parts = rng.choices(PIECES, k=rng.randrange(1, 9))

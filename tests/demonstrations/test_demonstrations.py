@@ -35,7 +35,7 @@ def episode(*steps: StepRecord, **fields) -> EpisodeRecord:
     return EpisodeRecord(**(plain | {"success": True, "terminated": True} | fields), steps=steps)
 
 
-def test_a_filter_worked_by_hand() -> None:
+def test_a_filter_worked_by_hand():
     """Of three steps one is unreadable and one spoilt on purpose; of three episodes one was lost, one too poor."""
     won = episode(step(), step(action=None), step(is_noise=True))
     lost, poor = episode(step(), id="lost", success=False), episode(step(), id="poor", env_return=0.5)
@@ -45,7 +45,7 @@ def test_a_filter_worked_by_hand() -> None:
     assert reasons == dict.fromkeys(names, 1)
 
 
-def test_recorded_steps_replay(tmp_path: Path) -> None:
+def test_recorded_steps_replay(tmp_path):
     env = made("ez_points")
     folder = folder_of(tmp_path / "d", "ez_points", 3)
     record = next(iter(open_folder(tmp_path / "d").episodes()))
@@ -63,7 +63,7 @@ def test_recorded_steps_replay(tmp_path: Path) -> None:
     assert terminated and np.array_equal(turn.snapshot, whole.snapshots[-1])
 
 
-def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -> None:
+def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path):
     folder = folder_of(tmp_path / "a", "number_line", 3)
     env = made("number_line")
     assert collect(env, ScriptedExpert(), folder, 5, seed=0) == 2
@@ -74,7 +74,7 @@ def test_a_stopped_collection_goes_on_and_a_finished_one_stays(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path: Path) -> None:
+def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path):
     folder = folder_of(tmp_path, "number_line", 150, ScriptedExpert(p_wrong_action=0.3, p_wrong_thought=0.2))
     steps = [step for record in folder.episodes() for step in record.steps]
     assert np.mean([step.is_noise for step in steps]) == pytest.approx(1 - 0.7 * 0.8, abs=0.09)
@@ -87,7 +87,7 @@ def test_noise_has_the_share_that_is_asked_for_and_is_known(tmp_path: Path) -> N
     assert "expert-wrong-actions-0.3-thoughts-0.2" in text and "Deliberate mistakes" in text
 
 
-def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:
+def test_unreadable_replies_are_counted_as_such(tmp_path):
     class Mumbler:
         name = "mumbler"
 
@@ -104,7 +104,7 @@ def test_unreadable_replies_are_counted_as_such(tmp_path: Path) -> None:
     assert counts.rejected == {"unreadable reply": 20} and counts.actions == {"(none)": 20}
 
 
-def test_a_split_keeps_seeds_together_and_is_stable() -> None:
+def test_a_split_keeps_seeds_together_and_is_stable():
     records = [episode(step(), id=f"{seed}-{player}", seed=seed) for seed in range(400) for player in "ab"]
     learned, held_out = split(records, 0.1)
     assert not {record.seed for record in learned} & {record.seed for record in held_out}
@@ -113,7 +113,7 @@ def test_a_split_keeps_seeds_together_and_is_stable() -> None:
     assert split(records, 0.0)[1] == []
 
 
-def test_chunks_fit_into_the_same_folder_format(tmp_path: Path) -> None:
+def test_chunks_fit_into_the_same_folder_format(tmp_path):
     arrays = {"actions": np.ones((3, 4, 7), np.float32), "proprio": np.zeros((3, 8), np.float32)}
     record = replace(episode(kind="chunks", task="push_block", goal="push the red block"), arrays=arrays)
     create_folder(tmp_path / "d", "push_block", "chunks").add(record)
@@ -122,7 +122,7 @@ def test_chunks_fit_into_the_same_folder_format(tmp_path: Path) -> None:
     assert split([back], 0.5) and select([back], FilterConfig())[0] == [(back, (0,))]
 
 
-def test_damage_costs_one_episode_and_is_counted(tmp_path: Path) -> None:
+def test_damage_costs_one_episode_and_is_counted(tmp_path):
     folder = folder_of(tmp_path, "number_line", 4)
     lines = (tmp_path / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     ids = [json.loads(line)["id"] for line in lines]
@@ -137,7 +137,7 @@ def test_damage_costs_one_episode_and_is_counted(tmp_path: Path) -> None:
     assert folder.num_damaged == 5
 
 
-def test_an_array_file_with_any_byte_changed_costs_no_other_episode(tmp_path: Path) -> None:
+def test_an_array_file_with_any_byte_changed_costs_no_other_episode(tmp_path):
     folder = folder_of(tmp_path, "number_line", 2)
     first, second = folder.episodes()
     file = tmp_path / "arrays" / f"{first.id}.npz"
@@ -147,7 +147,7 @@ def test_an_array_file_with_any_byte_changed_costs_no_other_episode(tmp_path: Pa
         assert second.id in [found.id for found in folder.episodes()]
 
 
-def test_texts_of_others_break_no_table_of_the_card_and_rule_no_terminal(tmp_path: Path, capsys) -> None:
+def test_texts_of_others_break_no_table_of_the_card_and_rule_no_terminal(tmp_path, capsys):
     folder = create_folder(tmp_path / "d", "push_block", "chunks", chunks={"camera|s": "a\n`b`"})
     folder.add(episode(task="push_block", kind="chunks", player="x`\x1b[31m", goal="a |\n| b\x1b]0;c\x07\ud800"))
     write_card(folder)
@@ -159,7 +159,7 @@ def test_texts_of_others_break_no_table_of_the_card_and_rule_no_terminal(tmp_pat
     assert r"`x\x1b[31m`" in capsys.readouterr().out
 
 
-def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_folders_of_others_are_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="not a folder of demonstrations"):
         create_folder(tmp_path, "number_line", "turns")

@@ -72,7 +72,7 @@ class Light:
         return [Score(status=Status.OK, value=self.value(clip.frames), stamp=self.stamp) for clip in clips]
 
 
-def test_a_log_of_inspect_robots_is_read_with_the_truth_and_not_a_models_verdict(tmp_path: Path) -> None:
+def test_a_log_of_inspect_robots_is_read_with_the_truth_and_not_a_models_verdict(tmp_path):
     path = write_log(tmp_path, [True, False])
     assert is_evaluation(path) and find_form(path) == "evaluation"
     first, second = Recordings(path=path, form="evaluation")
@@ -87,7 +87,7 @@ def test_a_log_of_inspect_robots_is_read_with_the_truth_and_not_a_models_verdict
         list(Recordings(path=path, form="evaluation", camera="top"))
 
 
-def test_the_operators_word_is_the_truth_and_a_trial_without_frames_is_left_out(tmp_path: Path) -> None:
+def test_the_operators_word_is_the_truth_and_a_trial_without_frames_is_left_out(tmp_path):
     path = write_log(tmp_path, [False, True, True])
     log = json.loads(path.read_text())
     log["samples"][0] |= {"operator_judgements": ["Success "], "judgement_sources": ["prompt"]}
@@ -102,7 +102,7 @@ def test_the_operators_word_is_the_truth_and_a_trial_without_frames_is_left_out(
         list(Recordings(path=write_log(tmp_path / "new", [True], version=2), form="evaluation"))
 
 
-def test_films_of_lerobot_eval_have_the_simulators_success(tmp_path: Path) -> None:
+def test_films_of_lerobot_eval_have_the_simulators_success(tmp_path):
     for number, last in enumerate((220, 60)):
         (tmp_path / "videos").mkdir(exist_ok=True)
         film(tmp_path / "videos" / "libero_10_3" / f"eval_episode_{number}.mp4", last)
@@ -121,9 +121,7 @@ def test_films_of_lerobot_eval_have_the_simulators_success(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "named"), [("", ""), *zip(("camera", "order", "still"), CONTROLS, strict=True)])
-def test_a_grader_is_held_to_each_camera_either_order_and_a_scene_where_nothing_moves(
-    tmp_path: Path, fault: str, named: str
-) -> None:
+def test_a_grader_is_held_to_each_camera_either_order_and_a_scene_where_nothing_moves(tmp_path, fault, named):
     path = write_log(tmp_path, [True, False] * 12)
     found = measure(find_suite(str(path)), Light(fault), JudgeConfig(backend="mine:Light"), num_frames=6)
     row = summarise(found)
@@ -134,7 +132,7 @@ def test_a_grader_is_held_to_each_camera_either_order_and_a_scene_where_nothing_
 
 @needs("inspect")
 @pytest.mark.slow
-def test_a_log_that_inspect_robots_itself_wrote_is_read(tmp_path: Path) -> None:
+def test_a_log_that_inspect_robots_itself_wrote_is_read(tmp_path):
     program = """
 import inspect_robots as ir
 from inspect_robots.mock.cubepick import CubePickEmbodiment

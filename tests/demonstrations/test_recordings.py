@@ -18,14 +18,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.vlms.videos import CorruptVideo, open_video
-from tests.recorded_data import (
-    GREEN,
-    PX,
-    png,
-    trajectory,
-    write_film,
-    write_lerobot,
-)
+from tests.recorded_data import GREEN, PX, png, trajectory, write_film, write_lerobot
 
 
 def read(path: Path, **settings: Any) -> list[Any]:
@@ -61,12 +54,12 @@ def box(name: bytes, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("title", ["the trunk is open", "truncated, lost at costco", "stsz"])
-def test_a_title_may_hold_the_name_of_a_table(title: str) -> None:
+def test_a_title_may_hold_the_name_of_a_table(title):
     with open_video(io.BytesIO(film(title, comment=title)), 64 * 64) as (container, stream):
         assert container.metadata["title"] == title and sum(1 for _ in container.decode(stream)) == 6
 
 
-def test_a_table_beside_the_titles_is_still_counted() -> None:
+def test_a_table_beside_the_titles_is_still_counted():
     """A hundred million frames are claimed in a box that FFmpeg walks, and in one that only looks like a text."""
     claim = box(b"stsz", struct.pack(">III", 0, 1, 100_000_000))
     for place in (box(b"udta", claim), box(b"udta", box(b"trak", claim)), box(b"free", box(b"\xa9nam", claim))):
@@ -79,7 +72,7 @@ def test_a_table_beside_the_titles_is_still_counted() -> None:
             pass
 
 
-def test_a_cover_picture_is_no_film(tmp_path: Path) -> None:
+def test_a_cover_picture_is_no_film(tmp_path):
     (tmp_path / "clip.mp4").write_bytes(film(cover=True))
     (episode,) = read(tmp_path, goal=GREEN)
     assert isinstance(episode, RobotTrajectory) and len(episode.actions) == 6
@@ -87,7 +80,7 @@ def test_a_cover_picture_is_no_film(tmp_path: Path) -> None:
     assert np.abs(greys - 20 * np.arange(6)).max() <= 3
 
 
-def test_endings_in_capitals_and_numbers_of_pandas_are_read(tmp_path: Path) -> None:
+def test_endings_in_capitals_and_numbers_of_pandas_are_read(tmp_path):
     videos = tmp_path / "videos"
     videos.mkdir()
     write_film(videos / "a.mp4", trajectory(5)[2][:, 0])
@@ -137,7 +130,7 @@ DEPTHS = (
 
 
 @pytest.mark.parametrize("about", DEPTHS, ids=str)
-def test_a_camera_of_depth_is_not_judged_by_default(tmp_path: Path, about: dict[str, Any]) -> None:
+def test_a_camera_of_depth_is_not_judged_by_default(tmp_path, about):
     pixels = {"a_depth": FAR, "front": RED}
     (episode,) = read(write_images(tmp_path / "both", {"a_depth": about, "front": {}}, pixels, numbers=True))
     assert (episode.images(np.arange(4)) == RED).all()
@@ -146,13 +139,13 @@ def test_a_camera_of_depth_is_not_judged_by_default(tmp_path: Path, about: dict[
         read(alone)
 
 
-def test_undeclared_depth_is_refused_and_not_shown_as_black(tmp_path: Path) -> None:
+def test_undeclared_depth_is_refused_and_not_shown_as_black(tmp_path):
     (episode,) = read(write_images(tmp_path / "data", {"a": {}, "b": {}}, {"a": FAR, "b": RED}, numbers=True))
     with pytest.raises(UsageError, match="grey of 16 bits.* name a camera in colour"):
         episode.images(np.arange(4))
 
 
-def test_images_without_states_and_actions_are_judged(tmp_path: Path) -> None:
+def test_images_without_states_and_actions_are_judged(tmp_path):
     digests = set()
     for name, image in (("red", RED), ("dark", RED // 2)):
         root = write_images(tmp_path / name, {"front": {}}, {"front": image}, numbers=False)
@@ -165,7 +158,7 @@ def test_images_without_states_and_actions_are_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fps", [0, -1, float("inf")])
-def test_a_rate_that_is_no_number_is_refused(tmp_path: Path, fps: float) -> None:
+def test_a_rate_that_is_no_number_is_refused(tmp_path, fps):
     write_lerobot(tmp_path / "set", "v2.1", [trajectory(5)], "video")
     info = tmp_path / "set/meta/info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"fps": fps}))

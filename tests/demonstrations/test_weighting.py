@@ -28,7 +28,7 @@ def labels(progress: dict[int, list[float | None]], success: dict[int, float] | 
     return RecordedLabels(dataset="d", judge="j", progress=known, success=success or {})
 
 
-def test_gains_in_progress_by_hand() -> None:
+def test_gains_in_progress_by_hand():
     # gains .2, 0, -.2 and, of the last frame, that before it; mean -.05, taken as 0; soft(0) = 2 s / 4 s
     (weights,) = progress_weights([np.array([0.0, 0.2, 0.2, 0.0])])
     np.testing.assert_allclose(weights, [1, 0.5, 0, 0], atol=1e-5)
@@ -38,7 +38,7 @@ def test_gains_in_progress_by_hand() -> None:
     assert unknown.tolist() == [1, 1, 1, 1]
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_by_hand():
     # of like progress (a bin each) the worths are 1 and 0: the value is .5, the advantages .5 and -.5
     found = exponentiated(table_advantages([np.array([0.05, 0.55]), np.array([0.05])], np.array([1.0, 0.0])))
     np.testing.assert_allclose(found[0], [np.exp(0.5 / TEMPERATURE), 1.0])
@@ -52,7 +52,7 @@ VALUES = ([0.5, 0.4, 0.8, 0.9], [0.5, 0.6], [0.5, 0.3, 0.1], [0.5])
 """Four episodes: a success that first went wrong, a failure, one without an outcome, and a lucky one."""
 
 
-def test_advantages_of_two_answers_by_hand() -> None:
+def test_advantages_of_two_answers_by_hand():
     """After two more answers .8 and .9 are left of the first, and then its outcome, 1."""
     found = n_step_advantages([np.array(values) for values in VALUES], {0: 1.0, 1: 0.0, 3: 1.0}, 2)
     by_hand = ([0.8 - 0.5, 0.9 - 0.4, 1 - 0.8, 1 - 0.9], [-0.5, -0.6], [0.1 - 0.5, np.nan, np.nan], [0.5])
@@ -63,7 +63,7 @@ def test_advantages_of_two_answers_by_hand() -> None:
     assert np.isnan(to_the_end[2]).all()
 
 
-def test_labels_with_a_value_weigh_each_answer_by_its_own_advantage() -> None:
+def test_labels_with_a_value_weigh_each_answer_by_its_own_advantage():
     frames = {(number, frame): value for number, own in enumerate(VALUES) for frame, value in enumerate(own)}
     given = replace(labels({}, {0: 0.9}), values=frames, outcomes={0: 1.0, 1: 0.0, 3: 1.0})
     lengths = [len(values) for values in VALUES]
@@ -79,7 +79,7 @@ def test_labels_with_a_value_weigh_each_answer_by_its_own_advantage() -> None:
         weigh(given, lengths, "iql", 0.5)
 
 
-def test_at_most_two_in_five_count_as_better_than_expected() -> None:
+def test_at_most_two_in_five_count_as_better_than_expected():
     worth = np.array([1.0, 0.8, 0.0, 0.0, np.nan])
     found = better_than_expected(
         table_advantages([np.array([0.05, 0.15])] * 5, worth)
@@ -89,7 +89,7 @@ def test_at_most_two_in_five_count_as_better_than_expected() -> None:
     assert few.tolist() == [0] * 6 + [1] * 4
 
 
-def test_weights_know_their_episodes_when_some_are_left_out() -> None:
+def test_weights_know_their_episodes_when_some_are_left_out():
     weights = weigh(labels({}, {0: 0.9, 2: 0.2}), [2, 0, 1], "preference", 0.5)
     assert weights.episodes.tolist() == [0, 0, 2] and weights.judged.tolist() == pytest.approx([0.9, 0.9, 0.2])
     assert weights.is_good().tolist() == [True, True, False]
@@ -98,7 +98,7 @@ def test_weights_know_their_episodes_when_some_are_left_out() -> None:
     assert again.episodes.tolist() == [0, 2] and again.values.tolist() == [1, 1]
 
 
-def test_the_weights_are_reported() -> None:
+def test_the_weights_are_reported():
     two = labels({0: [0.0, 0.5], 1: [0.0, 0.1]}, {0: 0.9, 1: 0.2})
     weights = weigh(two, [2, 2], "filter", 0.5)
     assert weights.values.tolist() == [2, 2, 0, 0] and weights.effective == 2 and weights.counted == 0.5
@@ -119,6 +119,6 @@ def test_the_weights_are_reported() -> None:
         (labels({}), "preference", "leaves nothing to learn from"),
     ],
 )
-def test_weights_that_teach_nothing_are_refused(given: RecordedLabels, weighting: str, message: str) -> None:
+def test_weights_that_teach_nothing_are_refused(given, weighting, message):
     with pytest.raises(UsageError, match=message):
         weigh(given, [2], weighting, 0.5)

@@ -41,9 +41,7 @@ class ParsedError(Exception):
 
 @pytest.mark.slow  # a fifth of a second for each run's options
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=lambda page: page.name)
-def test_the_command_line_understands(
-    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_line_understands(page, monkeypatch, capsys):
     parse = tyro.cli
 
     def parse_alone(*words: Any, **settings: Any) -> None:
@@ -76,7 +74,7 @@ def test_the_command_line_understands(
     assert not misunderstood, "\n".join(misunderstood)
 
 
-def test_a_report_is_of_the_folder_that_its_sweep_writes() -> None:
+def test_a_report_is_of_the_folder_that_its_sweep_writes():
     lost, found = [], 0
     for page in PAGES:
         folder = ""
@@ -90,7 +88,7 @@ def test_a_report_is_of_the_folder_that_its_sweep_writes() -> None:
 
 
 @pytest.mark.parametrize("name", ["troubleshooting.md", "bring.md"])
-def test_options_in_tables_exist(name: str) -> None:
+def test_options_in_tables_exist(name):
     tasks = ("drawer_open", "number_line", "push_block", "empty_random_5x5", "pick_place_can")
     known = {setting.replace("_", "-") for task in tasks for setting in flat(rlvlm.recipe(task))}
     known |= {"steps", "plan", "print-config", "help-all", "trust", "env.NAME"}  # of the command itself

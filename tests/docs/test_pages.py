@@ -23,11 +23,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\- ]", "", head.lower()).strip()) for head in heads}
 
 
-def test_no_page_is_longer_than_can_be_read() -> None:
+def test_no_page_is_longer_than_can_be_read():
     assert not {page.name: lines for page in PAGES if (lines := len(page.read_text().splitlines())) > 265}
 
 
-def test_no_cell_of_a_table_is_a_paragraph() -> None:
+def test_no_cell_of_a_table_is_a_paragraph():
     rows = [(page.name, line) for page in PAGES for line in page.read_text().splitlines() if line.startswith("|")]
     long = [(name, cell) for name, line in rows for cell in line.split("|") if len(cell.split()) > 60]
     assert not long, "say it below the table, and link there"
@@ -36,7 +36,7 @@ def test_no_cell_of_a_table_is_a_paragraph() -> None:
 @pytest.mark.parametrize(
     "page", [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
 )
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     lost = []
     for target, anchor in LINK.findall(page.read_text()):
         if target.startswith(("http:", "https:", "mailto:")):
@@ -49,13 +49,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not lost
 
 
-def test_every_page_is_in_the_site() -> None:
+def test_every_page_is_in_the_site():
     found = set(re.findall(r"[\w/.-]+\.md", str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])))
     assert {page.name for page in PAGES} <= found
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install '.[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

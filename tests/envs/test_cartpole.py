@@ -21,11 +21,11 @@ def angles(*degrees: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fields", [{}, {"start": "random", "episode_steps": 25}], ids=["paper", "random"])
-def test_it_keeps_the_contract(fields: dict[str, Any]) -> None:
+def test_it_keeps_the_contract(fields):
     check_step_env(make(**fields), make(**fields), angles(-30.0, -1.0, 0.0, 1.0, 30.0))
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_by_hand():
     env = make()
     env.reset()
     env.set_state(env.get_state() | {"state": np.zeros(4)})
@@ -40,7 +40,7 @@ def test_one_step_by_hand() -> None:
     assert reward == pytest.approx(-math.degrees(0.02 * 0.29268), abs=1e-3)
 
 
-def test_the_equations_are_those_of_gymnasium() -> None:
+def test_the_equations_are_those_of_gymnasium():
     ours, theirs = make(), gym.make("CartPole-v1").unwrapped
     obs, _ = ours.reset(seed=4)
     theirs.reset(seed=4)
@@ -50,7 +50,7 @@ def test_the_equations_are_those_of_gymnasium() -> None:
         np.testing.assert_allclose(obs, theirs.step(is_right)[0], rtol=1e-5)
 
 
-def test_nothing_ends_an_episode_but_time_and_the_pole_stops_at_30_degrees() -> None:
+def test_nothing_ends_an_episode_but_time_and_the_pole_stops_at_30_degrees():
     env = make(episode_steps=90)
     env.reset()
     steps = [env.step(RIGHT) for _ in range(90)]
@@ -61,7 +61,7 @@ def test_nothing_ends_an_episode_but_time_and_the_pole_stops_at_30_degrees() -> 
     assert info["progress"] == 0.0 and not info["success"]
 
 
-def test_success_is_a_second_upright() -> None:
+def test_success_is_a_second_upright():
     env = make()
     obs, _ = env.reset(seed=0)
     infos = []
@@ -75,7 +75,7 @@ def test_success_is_a_second_upright() -> None:
     assert not info["success"]
 
 
-def test_starts() -> None:
+def test_starts():
     fixed, random = (
         np.abs([make(start=start).reset(seed=s)[0] for s in range(40)]).max(0) for start in ("fixed", "random")
     )
@@ -83,7 +83,7 @@ def test_starts() -> None:
     assert math.radians(10) < random[2] <= math.radians(20)
 
 
-def test_the_image_by_hand() -> None:
+def test_the_image_by_hand():
     upright, left, right = make().draw(angles(0.0, -30.0, 30.0), 200)
     assert tuple(upright[90, 100]) == (202, 152, 101) and tuple(upright[90, 80]) == (255, 255, 255)
     assert tuple(upright[160, 80]) == (0, 0, 0) and tuple(upright[150, 20]) != (255, 255, 255)

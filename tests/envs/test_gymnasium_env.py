@@ -65,7 +65,7 @@ def make(env_id: str, **settings: object) -> WrappedGymEnv:
     return make_env(name, replace(task_env(name), **settings), 0)
 
 
-def test_actions_are_stretched_to_the_bounds_of_the_env() -> None:
+def test_actions_are_stretched_to_the_bounds_of_the_env():
     env = make("SliderTest-v0")
     env.reset(seed=1)
     bounds = {(-1, -1): [-1.0, 0.0], (1, 1): [2.0, 0.5], (0, 0): [0.5, 0.25], (9, 0): [2.0, 0.25]}
@@ -103,7 +103,7 @@ class Dial(Slider):
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (-128, 127)])
-def test_each_whole_number_of_an_env_s_actions_is_reached_as_often_and_by_its_script(low: int, high: int) -> None:
+def test_each_whole_number_of_an_env_s_actions_is_reached_as_often_and_by_its_script(low, high):
     gym.register("DialTest-v0", entry_point=Dial, kwargs={"low": low, "high": high}, max_episode_steps=10_000)
     try:
         env = make("DialTest-v0")
@@ -126,7 +126,7 @@ def test_each_whole_number_of_an_env_s_actions_is_reached_as_often_and_by_its_sc
     assert got == numbers
 
 
-def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_is() -> None:
+def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_is():
     for env_id, push, is_won in (("SliderTest-v0", 1, False), ("SliderGoalTest-v0", 1, True)):
         env = make(env_id)
         assert env.has_success == (env_id == "SliderGoalTest-v0") and ("says nothing" in env.note) != env.has_success
@@ -140,7 +140,7 @@ def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_i
     assert task_goal("gym:Reacher-v5") == "", "only the user knows the goal"
 
 
-def test_a_fall_is_no_success() -> None:
+def test_a_fall_is_no_success():
     env = make("InvertedPendulum-v4")
     for seed in range(3):
         env.reset(seed=seed)
@@ -204,7 +204,7 @@ def nothing_to_do(self: Slider, render_mode: Any = None) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_broken_rule_of_gymnasium_is_named(parts: Parts, rule: str) -> None:
+def test_a_broken_rule_of_gymnasium_is_named(parts, rule):
     gym.register("BrokenTest-v0", entry_point=type("Broken", (Slider,), parts), max_episode_steps=5)
     try:
         with pytest.raises((UsageError, NumericsError), match=rule) as caught:
@@ -214,7 +214,7 @@ def test_a_broken_rule_of_gymnasium_is_named(parts: Parts, rule: str) -> None:
     assert "Zero" not in rule or f"{__file__}, line" in caught.value.fix
 
 
-def test_an_env_that_tells_its_success_and_progress_is_believed() -> None:
+def test_an_env_that_tells_its_success_and_progress_is_believed():
     env = make("SliderSaysTest-v0")
     place = env.reset(seed=1)[0][0]
     while place < 4.5:
@@ -229,7 +229,7 @@ class SaysAtTheEnd(Slider):
         return [obs[0]], reward, is_over, is_late, {"is_success": self.place >= 10} if is_over else info
 
 
-def test_an_env_that_says_its_success_at_the_end_alone_is_believed_and_odd_types_are_noted() -> None:
+def test_an_env_that_says_its_success_at_the_end_alone_is_believed_and_odd_types_are_noted():
     gym.register("SaysAtTheEndTest-v0", entry_point=SaysAtTheEnd, max_episode_steps=30)
     try:
         env = make("SaysAtTheEndTest-v0")
@@ -243,14 +243,14 @@ def test_an_env_that_says_its_success_at_the_end_alone_is_believed_and_odd_types
     assert "its observations" not in make("SliderTest-v0").note
 
 
-def test_time_is_up_after_the_steps_asked_for() -> None:
+def test_time_is_up_after_the_steps_asked_for():
     assert task_env("gym:SliderTest-v0").episode_steps == 30, "the env's own, unless told otherwise"
     env = make("SliderTest-v0", episode_steps=3)
     ends = [env.step(np.array([-1 / 3, 0], np.float32))[2:4] for _ in range(3)]
     assert ends == [(False, False), (False, False), (False, True)]
 
 
-def test_images_are_kept_at_the_size_that_is_asked_for() -> None:
+def test_images_are_kept_at_the_size_that_is_asked_for():
     for view_px, shape, column in ((300, (30, 60), 20), (32, (30, 32), 5)):
         env = make("SliderTest-v0", view_px=view_px)
         env.reset(seed=1)
@@ -276,7 +276,7 @@ def test_images_are_kept_at_the_size_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "env_id", ["SliderTest-v0", "Reacher-v5", pytest.param("MountainCarContinuous-v0", marks=pytest.mark.slow)]
 )
-def test_the_contract_holds(env_id: str, start: str) -> None:
+def test_the_contract_holds(env_id, start):
     env, twin = (make(env_id, start=start, episode_steps=15) for _ in range(2))
     scenes = different_looks(env, np.concatenate([players(env)["random play"](seed).snapshots for seed in range(3)]), 4)
     check_step_env(env, twin, scenes)
@@ -284,13 +284,13 @@ def test_the_contract_holds(env_id: str, start: str) -> None:
     twin.close()
 
 
-def test_a_fixed_start_is_the_same_in_every_episode_and_a_random_one_is_not() -> None:
+def test_a_fixed_start_is_the_same_in_every_episode_and_a_random_one_is_not():
     fixed, random = (make("Reacher-v5", start=start) for start in ("fixed", "random"))
     np.testing.assert_array_equal(fixed.reset(seed=1)[0], fixed.reset()[0])
     assert not np.array_equal(random.reset(seed=1)[0], random.reset()[0])
 
 
-def test_mujoco_scenes_are_drawn_again_from_positions() -> None:
+def test_mujoco_scenes_are_drawn_again_from_positions():
     env = make("Reacher-v5")
     assert env.snapshot_size == 4 and "drawn from joint positions" in env.note
     snapshot = env.reset(seed=3)[1]["snapshot"]
@@ -311,6 +311,6 @@ def test_mujoco_scenes_are_drawn_again_from_positions() -> None:
         ("NoImagesTest-v0", "gives no images"),
     ],
 )
-def test_an_env_that_is_not_there_or_does_not_fit_is_a_usage_error(env_id: str, words: str) -> None:
+def test_an_env_that_is_not_there_or_does_not_fit_is_a_usage_error(env_id, words):
     with pytest.raises(UsageError, match=words):
         make(env_id)

@@ -1,7 +1,6 @@
 """The path of the hand: where each family draws it, what is refused, and that no question mixes the two."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ def opened(task: str, **settings: Any) -> Any:
     return make_env(task, replace(task_env(task), draw_path=True, **settings).for_model(is_pocket=True), 0)
 
 
-def test_a_line_by_hand() -> None:
+def test_a_line_by_hand():
     image = np.full((100, 200, 3), 50, np.uint8)
     painted = paint_path(image, np.array([[0.1, 0.5], [np.nan, 0.2], [0.5, 0.5], [0.9, 0.5], [0.9, 1.4]], np.float32))
     assert (image == 50).all(), "a copy"
@@ -56,7 +55,7 @@ def test_a_line_by_hand() -> None:
         pytest.param("libero_spatial/0", {}, marks=pytest.mark.slow),
     ],
 )
-def test_the_end_of_the_path_is_where_the_image_changes_when_the_hand_moves(task: str, settings: dict) -> None:
+def test_the_end_of_the_path_is_where_the_image_changes_when_the_hand_moves(task, settings):
     env = opened(task, **settings)
     episode = play(env, 3, player_of(env, 3, Style(), None))
     assert episode is not None and env.draws_path
@@ -82,7 +81,7 @@ def test_the_end_of_the_path_is_where_the_image_changes_when_the_hand_moves(task
         ("drawer_open", {"env.draw_path": True, "reward.source": "judged", "judge.score": "progress"}, "scores each"),
     ],
 )
-def test_an_undrawable_path_is_refused_by_name_before_anything_starts(task: str, settings: dict, words: str) -> None:
+def test_an_undrawable_path_is_refused_by_name_before_anything_starts(task, settings, words):
     base = recipe(task)
     if task == "pick_place_can":
         settings = {"env.second_view": False} | settings
@@ -90,14 +89,14 @@ def test_an_undrawable_path_is_refused_by_name_before_anything_starts(task: str,
         check_before_run(override(base, settings))
 
 
-def test_a_path_is_another_question() -> None:
+def test_a_path_is_another_question():
     snapshots = np.zeros((2, 10), np.float32)
     item = ScoringItem(goal="go", snapshots=snapshots, is_success=None, progress=0.0)
     longer = replace(item, path=np.ones((3, 10), np.float32))
     assert len({item.key, longer.key, replace(item, path=np.ones((4, 10), np.float32)).key}) == 3
 
 
-def test_a_judge_of_pairs_sees_the_path_on_the_last_image_alone() -> None:
+def test_a_judge_of_pairs_sees_the_path_on_the_last_image_alone():
     episode = tiny_episodes(1)[0]
     segment = episode.segment(2, 2, path_moments=16)
     assert segment.path.shape == (16, episode.snapshots.shape[1])
@@ -115,7 +114,7 @@ def test_a_judge_of_pairs_sees_the_path_on_the_last_image_alone() -> None:
     assert (drawn[1] != without[1]).any()
 
 
-def test_a_bench_paints_each_sides_own_path_on_its_last_image(tmp_path: Path) -> None:
+def test_a_bench_paints_each_sides_own_path_on_its_last_image(tmp_path):
     suite = Suite(name="x", tasks=("push_block",), episodes=6, pairs=4, videos=2, controls=1, tracks=1)
     shown = []
     for draws in (False, True):

@@ -17,7 +17,7 @@ def blocks(*positions: float) -> FloatArray:
     return np.column_stack([points, positions]).astype(np.float32)
 
 
-def test_distinct_by_hand() -> None:
+def test_distinct_by_hand():
     first, inverse = FrameStore(TinyEnv(), 8).distinct(blocks(0.7, 0.4, 0.7, 0.5, 0.4))
     assert first.tolist() == [0, 1, 3]
     assert inverse.tolist() == [0, 1, 0, 2, 1]
@@ -25,7 +25,7 @@ def test_distinct_by_hand() -> None:
     assert first.shape == inverse.shape == (0,)
 
 
-def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> None:
+def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused():
     keys = CartPole(StepEnvConfig(), 0).image_key(np.array([[0.00024], [0.00026], [-0.0005]], np.float32))
     assert keys.tolist() == [[1], [1], [-2]]  # a grain is a quarter of a milliradian
 
@@ -36,7 +36,7 @@ def test_a_key_counts_in_grains_and_an_env_without_grain_or_key_is_refused() -> 
         Grainless()
 
 
-def test_distinct_agrees_with_a_dictionary() -> None:
+def test_distinct_agrees_with_a_dictionary():
     rng = np.random.default_rng(1)
     env = TinyEnv(MetaWorldConfig(robot="visible"))
     snapshots = rng.choice(np.array([0.1, 0.2, 0.3], np.float32), size=(500, 3))
@@ -47,7 +47,7 @@ def test_distinct_agrees_with_a_dictionary() -> None:
     assert first.tolist() == [ranks.index(rank) for rank in range(len(seen))]
 
 
-def test_frames_are_the_envs_own_images_row_for_row() -> None:
+def test_frames_are_the_envs_own_images_row_for_row():
     env = TinyEnv()
     store = FrameStore(env, 16)
     for snapshots in (blocks(0.4, 0.8, 0.4), blocks(0.8, 0.6, 0.4, 0.6), blocks(0.5)):
@@ -55,7 +55,7 @@ def test_frames_are_the_envs_own_images_row_for_row() -> None:
     assert store.num_drawn == 4  # 0.4, 0.8, 0.6, 0.5
 
 
-def test_the_image_not_used_for_longest_makes_room() -> None:
+def test_the_image_not_used_for_longest_makes_room():
     env = TinyEnv()
     store = FrameStore(env, 8, capacity=2)
     kept = store.frames(blocks(0.4))

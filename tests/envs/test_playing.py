@@ -18,7 +18,7 @@ def number_line() -> Slot:
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
-def test_slots_are_filled_again_and_starts_taken_when_a_slot_is_free(num_slots: int) -> None:
+def test_slots_are_filled_again_and_starts_taken_when_a_slot_is_free(num_slots):
     taken: list[int] = []
     under_way: list[int] = []
 
@@ -40,14 +40,14 @@ def test_slots_are_filled_again_and_starts_taken_when_a_slot_is_free(num_slots: 
     assert [ended[place][0] for place in range(4)] == taken and ended[0] == ended[3]
 
 
-def test_an_episode_without_an_answer_is_left_where_it_is() -> None:
+def test_an_episode_without_an_answer_is_left_where_it_is():
     def act(slots: Sequence[Slot]) -> list[str | None]:
         return [None if slot.start == 8 else slot.env.action_text(slot.env.expert_action()) for slot in slots]
 
     assert {slot.start: slot.is_over for slot in play([number_line()], [7, 8, 9], act)} == {7: True, 8: False, 9: True}
 
 
-def test_slots_driven_together_give_the_same_as_each_env_alone() -> None:
+def test_slots_driven_together_give_the_same_as_each_env_alone():
     """Of 32 steps at most, of which the script needs more or fewer."""
     env, rng = PushBlock(ChunkEnvConfig(episode_steps=32), seed=0), np.random.default_rng(0)
     alone = {

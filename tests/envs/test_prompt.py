@@ -19,7 +19,7 @@ def asked(task: str, file: Path, text: str) -> str:
     return env.step(env.action_text(env.expert_action()))[0].prompt
 
 
-def test_a_files_prompt_is_filled_with_the_fields_that_it_names(tmp_path: Path) -> None:
+def test_a_files_prompt_is_filled_with_the_fields_that_it_names(tmp_path):
     text = "You may lose $$1. So far: [$formula]. Choose among $actions."
     prompt = asked("ez_points", tmp_path / "words.txt", text)
     assert prompt.startswith("You may lose $1. So far: [") and "[]" not in prompt and '"9", "10", "+"' in prompt
@@ -28,7 +28,7 @@ def test_a_files_prompt_is_filled_with_the_fields_that_it_names(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("text", "what"), [("$formule", "formule"), ("a $ sign", "Invalid placeholder")])
-def test_an_unknown_field_of_a_prompt_is_refused_with_the_known_ones(tmp_path: Path, text: str, what: str) -> None:
+def test_an_unknown_field_of_a_prompt_is_refused_with_the_known_ones(tmp_path, text, what):
     with pytest.raises(UsageError, match=what) as caught:
         asked("ez_points", tmp_path / "words.txt", text)
     assert "$formula" in caught.value.fix

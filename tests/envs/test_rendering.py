@@ -9,23 +9,23 @@ from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 
 
 @pytest.fixture(scope="module")
-def working() -> str:
+def working():
     """A backend that this machine has; not every one has both."""
     return next(backend for backend in rendering.BACKENDS if try_renderer(backend) is None)
 
 
 @pytest.fixture
-def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_choice(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
 
 
-def test_a_set_backend_is_respected_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_backend_is_respected_without_a_trial(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", " OSMesa ")
     monkeypatch.setattr(sys, "executable", "/nowhere")  # a trial would fail
     assert ensure_renderer() == "osmesa"
 
 
-def test_a_word_that_names_no_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_that_names_no_backend_is_an_error(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "vulkan")
     with pytest.raises(MachineError, match="vulkan") as caught:
         ensure_renderer()
@@ -33,7 +33,7 @@ def test_a_word_that_names_no_backend_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("no_choice")
-def test_the_choice_is_left_to_child_processes() -> None:
+def test_the_choice_is_left_to_child_processes():
     chosen = ensure_renderer()
     assert chosen in rendering.BACKENDS
     assert os.environ["MUJOCO_GL"] == chosen
@@ -41,13 +41,13 @@ def test_the_choice_is_left_to_child_processes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_choice")
-def test_the_next_backend_is_taken_when_one_fails(monkeypatch: pytest.MonkeyPatch, working: str) -> None:
+def test_the_next_backend_is_taken_when_one_fails(monkeypatch, working):
     monkeypatch.setattr(rendering, "BACKENDS", ("no_such_backend", working))
     assert ensure_renderer() == working
 
 
 @pytest.mark.usefixtures("no_choice")
-def test_without_any_backend_the_error_brings_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_backend_the_error_brings_the_command_that_helps(monkeypatch):
     monkeypatch.setattr(rendering, "BACKENDS", ("no_such_backend",))
     with pytest.raises(MachineError, match="no_such_backend: RuntimeError: invalid value") as caught:
         ensure_renderer()
@@ -55,7 +55,7 @@ def test_without_any_backend_the_error_brings_the_command_that_helps(monkeypatch
     assert "MUJOCO_GL" not in os.environ
 
 
-def test_a_trial_works_whatever_this_process_draws_with(monkeypatch: pytest.MonkeyPatch, working: str) -> None:
+def test_a_trial_works_whatever_this_process_draws_with(monkeypatch, working):
     monkeypatch.setenv("PYOPENGL_PLATFORM", next(backend for backend in rendering.BACKENDS if backend != working))
     assert try_renderer(working) is None
     assert "no answer within" in (try_renderer("egl", timeout_s=0.001) or "")
@@ -71,9 +71,7 @@ def test_a_trial_works_whatever_this_process_draws_with(monkeypatch: pytest.Monk
         ({}, "darwin", "run it on Linux"),
     ],
 )
-def test_the_command_is_that_of_the_distribution(
-    release: dict[str, str], platform: str, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_is_that_of_the_distribution(release, platform, command, monkeypatch):
     monkeypatch.setattr(rendering.platform, "freedesktop_os_release", lambda: release)
     monkeypatch.setattr(sys, "platform", platform)
     assert rendering.install_line().startswith(command)

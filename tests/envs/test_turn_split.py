@@ -20,7 +20,7 @@ def starts(task: str, split, count: int = 120) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
-def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None:
+def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task):
     learned, held_out = set(starts(task, "training")), set(starts(task, "held_out"))
     assert learned and held_out and not learned & held_out
     everything = starts(task, "all")
@@ -28,7 +28,7 @@ def test_no_start_is_on_both_sides_and_all_of_them_are_on_one(task: str) -> None
     assert 0.02 < share < 0.6, "about a fifth is held out, and rare starts may be unknown here"
 
 
-def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
+def test_a_hand_is_the_same_in_any_order_and_suits():
     env = make_env("points24", CardsConfig(split="held_out"), 0)
     env.reset(seed=1)
     state, key = env.get_state(), env.start_key(env.snapshot())
@@ -36,7 +36,7 @@ def test_a_hand_is_the_same_in_any_order_and_suits() -> None:
     assert env.start_key(env.snapshot()) == key
 
 
-def test_an_env_with_one_start_says_so() -> None:
+def test_an_env_with_one_start_says_so():
     sides = []
     for split in ("training", "held_out"):
         try:
@@ -48,7 +48,7 @@ def test_an_env_with_one_start_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_rooms_that_look_alike_are_split_by_where_the_agent_starts() -> None:
+def test_rooms_that_look_alike_are_split_by_where_the_agent_starts():
     learned, held_out = (set(starts("empty_random_5x5", split, 60)) for split in ("training", "held_out"))
     assert learned and held_out and not learned & held_out
     assert few_starts("empty_random_5x5") == 8 * 4, "eight cells but the goal's, four directions"
@@ -58,7 +58,7 @@ def test_rooms_that_look_alike_are_split_by_where_the_agent_starts() -> None:
 
 
 @pytest.mark.parametrize(("task", "count"), [("number_line", 30), ("ez_points", 7)])
-def test_games_with_few_starts_say_how_many(task: str, count: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_games_with_few_starts_say_how_many(task, count, caplog):
     env = make_env(task, task_env(task), 0)
     assert env.count_starts(600) == count == env.num_starts == few_starts(task)
     warn_once.cache_clear()

@@ -24,7 +24,7 @@ FOUR = (
 
 
 @pytest.mark.parametrize("task", [*TASKS, *FOUR])
-def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
+def test_an_example_keeps_every_promise(task, tmp_path):
     assert check_task(task, tmp_path / "sheet.png", 2, 0) == 0
     assert (tmp_path / "sheet.png").stat().st_size > 1_000
 
@@ -41,14 +41,14 @@ def test_an_example_keeps_every_promise(task: str, tmp_path: Path) -> None:
         ("slide_ball", "tasks.md", 60),
     ],
 )
-def test_it_stays_short_and_is_what_the_docs_show(name: str, page: str, max_lines: int) -> None:
+def test_it_stays_short_and_is_what_the_docs_show(name, page, max_lines):
     whole = (EXAMPLES / f"{name}.py").read_text()
     assert whole in (EXAMPLES.parent / "docs" / page).read_text()
     assert len([line for line in whole.splitlines() if line.strip()]) <= max_lines
 
 
 @pytest.mark.slow
-def test_the_algorithms_in_one_file_learn_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_algorithms_in_one_file_learn_by_themselves(monkeypatch):
     from examples import grpo_in_one_file, sac_in_one_file
 
     success = grpo_in_one_file.main(updates=80, groups=6, size=5)
@@ -57,7 +57,7 @@ def test_the_algorithms_in_one_file_learn_by_themselves(monkeypatch: pytest.Monk
     assert np.mean(returns[-5:]) > np.mean(returns[:5]) + 5
 
 
-def test_recipes_are_their_own_or_those_of_their_kind() -> None:
+def test_recipes_are_their_own_or_those_of_their_kind():
     config = recipe("press_button:TASK")
     assert config.kind == "turns" and config.env.episode_steps == 4
     assert config.smoke().steps == 256
@@ -66,7 +66,7 @@ def test_recipes_are_their_own_or_those_of_their_kind() -> None:
     assert make_env(config.task, config.env, 0).goal == "put the red ball into the green ring"
 
 
-def test_a_tip_that_is_led_to_the_ball_wins() -> None:
+def test_a_tip_that_is_led_to_the_ball_wins():
     env = make_env("reach_arm:TASK", StepEnvConfig(episode_steps=50), 0)
     obs, info = env.reset(seed=0)
     assert info["progress"] == pytest.approx(1 - np.hypot(1 - 0.7 * np.cos(2), 0.7 * np.sin(2)) / 1.7, abs=1e-4)
@@ -81,7 +81,7 @@ def test_a_tip_that_is_led_to_the_ball_wins() -> None:
     assert progress[-1] > 0.95 > progress[0]
 
 
-def test_wind_carries_the_balls_and_the_script_meets_them() -> None:
+def test_wind_carries_the_balls_and_the_script_meets_them():
     config = recipe("catch_ball:TASK").env
     env = make_env("catch_ball:TASK", replace(config, wind=0.5), 0)
     before = env.reset(options={"state_id": 3})[0].snapshots[0]
@@ -95,7 +95,7 @@ def test_wind_carries_the_balls_and_the_script_meets_them() -> None:
     assert info["success"] and terminated
 
 
-def test_a_setting_of_its_own_is_an_option_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_of_its_own_is_an_option_like_any_other(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse_run(["catch_ball:TASK", "--help"], "rlvlm run")
     said = capsys.readouterr().out
@@ -121,9 +121,7 @@ def test_a_setting_of_its_own_is_an_option_like_any_other(capsys: pytest.Capture
         ("filmed_ball:TASK", "--algo.env-runners 1 --algo.env-workers 2 --algo.num-learners 1"),
     ],
 )
-def test_a_users_own_env_in_chunks_is_trained_and_resumed(
-    task: str, where: str, local_ray: None, tmp_path: Path
-) -> None:
+def test_a_users_own_env_in_chunks_is_trained_and_resumed(task, where, local_ray, tmp_path):
     whole = tmp_path / "whole"
     small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 3000"
     often = "--track.checkpoint-every-steps 1000 --eval.every-steps 1500"

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from rlvlm.testing import check_judge
 
 
 @pytest.mark.parametrize("backend", ["own_judge:nearness", "own_judge:make_judge"])
-def test_both_judges_of_the_example_keep_the_contract_and_know_the_task(backend: str) -> None:
+def test_both_judges_of_the_example_keep_the_contract_and_know_the_task(backend):
     judge = build_judge(JudgeConfig(backend=backend))
     if backend.endswith("nearness"):
         check_judge(judge)
@@ -28,9 +26,7 @@ def test_both_judges_of_the_example_keep_the_contract_and_know_the_task(backend:
     assert judge.stamp.revision and build_judge(JudgeConfig(backend=backend, both_orders=True)).compare(queries[:1])
 
 
-def test_an_incomplete_judge_is_refused_with_the_missing_methods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_judge_is_refused_with_the_missing_methods(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "odd_judges.py").write_text(
         "def nothing(): pass\n"
@@ -54,9 +50,7 @@ def test_an_incomplete_judge_is_refused_with_the_missing_methods(
         build_judge(JudgeConfig(backend="odd_judges:many", prompt="two_stage"))
 
 
-def test_a_function_gets_one_array_of_images_as_a_judge_as_it_does_as_a_reward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_gets_one_array_of_images_as_a_judge_as_it_does_as_a_reward(tmp_path, monkeypatch):
     (tmp_path / "plain_judge.py").write_text(
         "def bright(images, goal):\n    return images.mean(axis=(1, 2, 3)) / 255\n"
     )

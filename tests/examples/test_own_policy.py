@@ -29,7 +29,7 @@ def gaussian() -> Any:
     return build_policy(CONFIG, ENV)
 
 
-def test_densities_above_one_are_learned_from_like_any_log_prob() -> None:
+def test_densities_above_one_are_learned_from_like_any_log_prob():
     policy = gaussian()
     policy.log_std.data.fill_(-3.0)  # a standard deviation of .05: densities far above 1
     algo = chunk_defaults(temperature=1.0)
@@ -46,7 +46,7 @@ def test_densities_above_one_are_learned_from_like_any_log_prob() -> None:
         assert all(map(np.array_equal, episode.masks, run))
 
 
-def test_a_checkpoint_says_how_it_is_made_again() -> None:
+def test_a_checkpoint_says_how_it_is_made_again():
     policy = gaussian()
     policy.spread[:] = 0.5
     again: Any = read_policy(policy.meta(), ENV)
@@ -64,7 +64,7 @@ def test_a_checkpoint_says_how_it_is_made_again() -> None:
         ({"values": np.zeros((2, 1))}, r"values \[2, 1\], not \[2\]"),
     ],
 )
-def test_chunks_of_another_form_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_chunks_of_another_form_are_refused_by_name(change, message):
     right = SampledChunks(
         actions=np.zeros((2, 8, 7), np.float32), answers=[{}, {}], log_probs=np.zeros((2, 56), np.float32),
         mask=np.ones((2, 56), bool), steps=np.arange(56) // 7, values=np.zeros(2, np.float32),
@@ -83,14 +83,14 @@ def test_chunks_of_another_form_are_refused_by_name(change: dict[str, Any], mess
         ("tokens", {"width": "3"}, "policy.settings has no effect"),
     ],
 )
-def test_an_unusable_policy_is_refused(head: str, settings: dict[str, str], message: str) -> None:
+def test_an_unusable_policy_is_refused(head, settings, message):
     with pytest.raises((UsageError, ValueError), match=message):
         build_policy(VLAConfig(head=head, settings=settings), ENV)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_it_trains_and_goes_on_exactly(local_ray: None, tmp_path: Path) -> None:
+def test_it_trains_and_goes_on_exactly(local_ray, tmp_path):
     words = (
         f"push_block --policy.head {OWN} --policy.settings width 32 --steps 6000 --sft.episodes 12 --sft.updates 60 "
         "--algo.groups 6 --algo.group-size 4 --algo.rounds 1 --eval.every-steps 2000 --eval.episodes 4 "

@@ -44,7 +44,7 @@ def shown(policy: Any, place: Any, num: int) -> Observations:
     return joined
 
 
-def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_batch() -> None:
+def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_batch():
     place = lamp()
     policy = build_policy(CONFIG, place.env)
     obs = shown(policy, place, 6)
@@ -64,7 +64,7 @@ def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_ba
 
 
 @pytest.mark.slow
-def test_it_learns_from_the_readable_part_of_demonstrations() -> None:
+def test_it_learns_from_the_readable_part_of_demonstrations():
     place, lines = lamp(), []
     torch.manual_seed(0)
     policy = build_policy(CONFIG, place.env)
@@ -90,7 +90,7 @@ def test_it_learns_from_the_readable_part_of_demonstrations() -> None:
         (None, "1 replies to 2 observations"),
     ],
 )
-def test_replies_of_another_form_are_refused_by_name(change: dict[str, Any] | None, message: str) -> None:
+def test_replies_of_another_form_are_refused_by_name(change, message):
     right = SampledReply(answer={}, log_probs=np.zeros(1, np.float32), action=0)
     policy = build_policy(CONFIG, lamp().env)
     check_replies([right, right], 2, policy)
@@ -110,12 +110,12 @@ def test_replies_of_another_form_are_refused_by_name(change: dict[str, Any] | No
         ({"settings": {"width": "3"}}, "policy.settings has no effect"),
     ],
 )
-def test_an_unusable_policy_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_an_unusable_policy_is_refused(settings, message):
     with pytest.raises((UsageError, ValueError), match=message):
         build_policy(PolicyConfig(**settings), lamp().env)
 
 
-def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one() -> None:
+def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one():
     table = torch.tensor([[0.2, 0.5, 0.3]]).log().expand(400, 3)
     drawn = ReplySampling().pick(table, range(400))
     assert torch.equal(drawn, ReplySampling().pick(table, range(400)))
@@ -126,7 +126,7 @@ def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_it_trains_goes_on_exactly_and_is_played(local_ray: None, tmp_path: Path) -> None:
+def test_it_trains_goes_on_exactly_and_is_played(local_ray, tmp_path):
     words = (
         f"number_line --policy.head {OWN} --policy.settings width 32 --steps 512 --sft.turns 40 --sft.updates 8 "
         "--eval.every-steps 256 --eval.episodes 4 --track.checkpoint-every-steps 128 --track.log-every-steps 128"

@@ -50,7 +50,7 @@ class CrashingEnv(TinyEnv):
 CRASHING = Task(name="crashing", goal="push", maker="tests.faults.test_crashing_runners:CrashingEnv")
 
 
-def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray) -> None:
+def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray):
     sac = SACConfig(
         hidden=(16, 16), batch_size=16, seed_steps=100, turn_steps=7, replay_capacity=10_000, env_runners=2,
         updates_per_step=0.1,

@@ -101,7 +101,7 @@ def go_on(run: Path) -> None:
         assert subprocess.run(words, env=environment, check=False, timeout=900).returncode == 0
 
 
-def test_a_run_outlives_the_head_of_its_cluster(tmp_path: Path) -> None:
+def test_a_run_outlives_the_head_of_its_cluster(tmp_path):
     run = tmp_path / "run"
     words = ["rlvlm.run", *WORDS, "--out", str(run)]
     lose_head(words, lambda: saved(run) >= 3 * INTERVAL, "the third checkpoint")
@@ -132,7 +132,7 @@ POINTS: dict[str, list[Callable[[Path], bool]]] = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_it_may_die_at_any_point(tmp_path: Path, point: str) -> None:
+def test_it_may_die_at_any_point(tmp_path, point):
     run = tmp_path / "run"
     words = ["rlvlm.run", *SAC_WORDS, "--out", str(run)]
     for holds in POINTS[point]:
@@ -146,7 +146,7 @@ def test_it_may_die_at_any_point(tmp_path: Path, point: str) -> None:
     assert steps == sorted(set(steps)) and steps[-1] == SAC_STEPS
 
 
-def test_a_run_goes_on_while_the_network_flaps(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_the_network_flaps(tmp_path):
     """Ray loses a share of its own requests and replies, by its own means of injecting failures."""
     run = tmp_path / "run"
     lossy = {"num_failures": 10, "req_failure_prob": 5, "resp_failure_prob": 5}  # of each process; per cent
@@ -159,7 +159,7 @@ def test_a_run_goes_on_while_the_network_flaps(tmp_path: Path) -> None:
     assert "RpcError" in (run / "run.log").read_text(), "something was lost on the way"
 
 
-def test_a_run_goes_on_while_a_tenth_of_all_calls_are_lost(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_a_tenth_of_all_calls_are_lost(tmp_path):
     """Without end and from the first one on: env runners are lost all the time, in RLlib's set-up too."""
     run = tmp_path / "run"
     lossy = {"num_failures": -1, "req_failure_prob": 5, "resp_failure_prob": 5}

@@ -46,7 +46,7 @@ class Babbler:
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.full)])
-def test_garbage_makes_no_exception_and_no_label_outside_the_set(count) -> None:
+def test_garbage_makes_no_exception_and_no_label_outside_the_set(count):
     model, tally = Babbler(iter(garbage(2 * count, SEED))), dict.fromkeys(Status, 0)
     ways = [JudgeConfig(prompt=prompt) for prompt in ("single_stage", "two_stage", "direct")]
     ways += [JudgeConfig(score=score) for score in ("progress", "rating", "success", "video")]

@@ -33,7 +33,7 @@ def image_of(slot: EnvSlot) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["number_line", "blackjack", "points24", "doorkey_6x6"])
-def test_garbage_is_flagged_and_never_becomes_an_action(task: str) -> None:
+def test_garbage_is_flagged_and_never_becomes_an_action(task):
     slot = EnvSlot(make_env(task, task_env(task), 0), task)
     slot.begin(0)
     names = slot.env.action_names

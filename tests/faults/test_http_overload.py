@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ LASTING_S, RATE = float(os.environ.get("RLVLM_OVERLOAD_S", "60")), 60.0
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory) -> Iterator[tuple[str, dict[str, str]]]:
+def address(tmp_path_factory):
     """A gateway in front of one slow stub: its address and the header that opens it."""
     token_file = tmp_path_factory.mktemp("token") / "token"
     with socket.socket() as free:
@@ -106,7 +105,7 @@ async def flood(url: str, headers: dict[str, str], bodies: list[Any]) -> tuple[C
     return statuses, accepted_s, bare, recovered_s
 
 
-def test_every_refusal_is_a_429_and_the_judge_recovers(address) -> None:
+def test_every_refusal_is_a_429_and_the_judge_recovers(address):
     url, headers = address
     rng = np.random.default_rng(SEED)
     bodies = [{"goal": "open the drawer", "left": [image(rng)], "right": [image(rng)]} for _ in range(50)]

@@ -26,7 +26,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: row[key] for key in row if not key.endswith(times) and key != "engine/retries"} for row in logged]
 
 
-def test_ten_kills_in_a_run_change_nothing(tmp_path: Path) -> None:
+def test_ten_kills_in_a_run_change_nothing(tmp_path):
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     command = [sys.executable, "-m", "rlvlm.run", *WORDS, "--out"]
     subprocess.run([*command, str(calm)], check=True, capture_output=True, timeout=500)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,18 +44,18 @@ PLACEMENT = PlacementConfig(num_replicas=2, num_cpus=0.1, timeout_s=30.0, stall_
 
 
 @pytest.fixture(scope="module")
-def cluster(local_ray) -> Iterator[None]:
+def cluster(local_ray):
     yield
     serve.shutdown()
 
 
 @pytest.fixture(scope="module")
-def trap(tmp_path_factory) -> Path:
+def trap(tmp_path_factory):
     return tmp_path_factory.mktemp("trap")
 
 
 @pytest.fixture(scope="module")
-def running(cluster, trap) -> Iterator[ServedJudge]:
+def running(cluster, trap):
     """Two replicas of a stub that takes 10 ms per batch and 5 ms per question: about 260 questions per second."""
     build = stub(latency_s=0.01, per_item_s=0.005, trap=str(trap))
     with start_judge(CONFIG, PLACEMENT, "stub", build) as running:
@@ -64,7 +63,7 @@ def running(cluster, trap) -> Iterator[ServedJudge]:
 
 
 @pytest.fixture
-def report(request) -> Iterator[FaultReport]:
+def report(request):
     report = FaultReport(name=re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-"), seed=SEED)
     yield report
     sys.stderr.write(f"{report.summary()}\n")
@@ -248,7 +247,7 @@ def test_a_judge_that_cannot_start_says_why(cluster, report, broken, cause, fix)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", scales(2, 10))
-def test_replicas_killed_while_they_score_leave_every_episode_one_score(cluster: None, kills: int) -> None:
+def test_replicas_killed_while_they_score_leave_every_episode_one_score(cluster, kills):
     """The stub's score follows from the images alone, so that a lost, doubled or swapped one would be seen."""
     untested = MonitorConfig(preflight=0, controls=0)
     with start_judge(CONFIG, PLACEMENT, "rollouts", stub(per_item_s=0.03)) as running:
@@ -288,7 +287,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.full
-def test_a_judge_that_is_gone_for_good_ends_the_run_which_goes_on_when_it_is_back(tmp_path: Path) -> None:
+def test_a_judge_that_is_gone_for_good_ends_the_run_which_goes_on_when_it_is_back(tmp_path):
     gone, back, server = threading.Event(), threading.Event(), ApiServer()
     truth = server.truth
 

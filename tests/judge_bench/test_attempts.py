@@ -50,7 +50,7 @@ def made(task: str) -> TaskItems:
 
 
 @pytest.fixture(scope="module")
-def table() -> TaskItems:
+def table():
     return made("push_block")
 
 

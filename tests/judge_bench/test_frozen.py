@@ -28,7 +28,7 @@ GOOD = {
 
 
 @pytest.fixture(scope="module")
-def frozen(tmp_path_factory) -> Path:
+def frozen(tmp_path_factory):
     path = tmp_path_factory.mktemp("frozen") / "small.zip"
     freeze(SMALL, path, **HOW)
     return path

@@ -1,10 +1,8 @@
 """Episodes that fooled a judge are kept, made into a suite, and asked about again."""
 
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +28,7 @@ def episode(number: int) -> HackedEpisode:
     return HackedEpisode(goal=goal, snapshots=states, progress=0.4, score=0.9, judge="fooled")
 
 
-def test_a_second_one_of_the_same_end_is_dropped() -> None:
+def test_a_second_one_of_the_same_end_is_dropped():
     distinct = Distinct(10)
     assert [distinct.add(episode(number)) for number in (1, 2, 3, 1, 2, 3)] == [True] * 3 + [False] * 3
     assert distinct.add(replace(episode(1), goal="another"))
@@ -51,7 +49,7 @@ TURNED = [0, 1, 2, 3, 4, 3, 2, 0]
         (range(8), 0.5, 0.8, "ends past half of the way"),
     ],
 )
-def test_a_trick_is_named_by_its_measurements(moments: Sequence[int], push: float, progress: float, trick: str) -> None:
+def test_a_trick_is_named_by_its_measurements(moments, push, progress, trick):
     shown = episode(1)
     states = shown.snapshots[moments]
     states[-1, ASKED] += push
@@ -59,13 +57,13 @@ def test_a_trick_is_named_by_its_measurements(moments: Sequence[int], push: floa
     assert trick_of(shown, draw_tables(shown.snapshots, 64)) == trick
 
 
-def test_a_hidden_scene_is_detected_by_its_contrast() -> None:
+def test_a_hidden_scene_is_detected_by_its_contrast():
     frames = draw_tables(episode(1).snapshots, 64)
     frames[-1] = 45
     assert trick_of(episode(1), frames) == "hides the scene"
 
 
-def test_an_altered_file_is_refused(tmp_path: Path) -> None:
+def test_an_altered_file_is_refused(tmp_path):
     file = tmp_path / f"push_block{SUFFIX}"
     write_suite(file, "push_block", [episode(1), episode(2)])
     task, (first, _) = read_suite(file)
@@ -78,7 +76,7 @@ def test_an_altered_file_is_refused(tmp_path: Path) -> None:
             read_suite(file)
 
 
-def test_a_file_that_names_code_asks_for_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_file_that_names_code_asks_for_trust(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "canary.py").write_text("raise SystemExit(99)\n")
@@ -90,7 +88,7 @@ def test_a_file_that_names_code_asks_for_trust(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "damage", [{"progress": 2}, {"goal": 3}, {"snapshots": []}, {"snapshots": [[float("inf")]]}, {"judge": "a\nb"}]
 )
-def test_a_row_that_is_no_episode_is_refused(damage: dict) -> None:
+def test_a_row_that_is_no_episode_is_refused(damage):
     with pytest.raises(ValueError, match=r".+"):
         parse_episode(episode(1).row() | damage)
 
@@ -113,7 +111,7 @@ def scored(number: int, value: float | None, *, is_success: bool, success_lost: 
         pytest.param("drawer_open", "drawer_open", 1, {"brightness", "redness"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_suite_that_ships_is_found_by_its_name_and_drawn(name: str, task: str, frames: int, judges: set[str]) -> None:
+def test_a_suite_that_ships_is_found_by_its_name_and_drawn(name, task, frames, judges):
     suite = find_suite(f"hacked_{name}")
     assert suite.tasks == (task,) and {shown.judge for shown in suite.hacked} == judges
     drawn = scored_suite(task, 32).hacked  # by a run's preflight
@@ -124,6 +122,6 @@ def test_a_suite_that_ships_is_found_by_its_name_and_drawn(name: str, task: str,
         assert env.draw_sized(suite.hacked[0].snapshots, 64).shape == (frames, 64, 64, 3)
 
 
-def test_a_suite_that_does_not_ship_is_refused() -> None:
+def test_a_suite_that_does_not_ship_is_refused():
     with pytest.raises(UsageError, match=r"gym_cards, .*hacked_push_block\) nor a task"):
         find_suite("hacked_push_blok")

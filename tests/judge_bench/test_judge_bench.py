@@ -14,7 +14,7 @@ from rlvlm.judge_bench.bench import Measured, measure, summarise
 from rlvlm.judge_bench.controls import FAILURES, RETESTS
 from rlvlm.judge_bench.faults import grade
 from rlvlm.judge_bench.figures import pair_figures, pooled, score_figures, teacher_table
-from rlvlm.judge_bench.items import MIN_GAP, Item, TaskItems, draw_gap_pairs
+from rlvlm.judge_bench.items import MIN_GAP, Item, draw_gap_pairs
 from rlvlm.judge_bench.prediction import predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, Suite, find_suite
 from rlvlm.judge_bench.task_items import make_items, recorded_items
@@ -30,7 +30,7 @@ CONFIG = JudgeConfig(image_px=PX)
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, TaskItems]:
+def made():
     return {task: make_items(SMALL, task, task_env(task), PX, 0, False) for task in SMALL.tasks}
 
 
@@ -39,7 +39,7 @@ def run(judge) -> Measured:
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, dict]:
+def rows():
     """Of the references."""
     return {name: summarise(run(Reference(name))) for name in ("oracle", "random", "left")}
 
@@ -104,7 +104,7 @@ def test_items_are_the_same_each_time_and_cover_every_case(made):
         ("number_line", "", False),  # digits
     ],
 )
-def test_items_are_mirrored_where_nothing_knows_left_from_right(task: str, goal: str, is_mirrored: bool) -> None:
+def test_items_are_mirrored_where_nothing_knows_left_from_right(task, goal, is_mirrored):
     suite = replace(SMALL, name=task, tasks=(task,), goal=goal)
     items = make_items(suite, task, task_env(task), PX, 0, False).items
     kinds = {item.kind for item in items if item.case == "mirrored"}
@@ -112,7 +112,7 @@ def test_items_are_mirrored_where_nothing_knows_left_from_right(task: str, goal:
 
 
 @pytest.mark.parametrize(("task", "across"), [("push_block", [0, 2, 4, 6]), ("cartpole", [0])])
-def test_a_mirrored_image_of_a_symmetric_env_is_that_of_a_mirrored_state(made, task: str, across: list[int]) -> None:
+def test_a_mirrored_image_of_a_symmetric_env_is_that_of_a_mirrored_state(made, task, across):
     (states,) = next(item for item in made[task].items if item.case == "success").sides
     turned = states.copy()
     turned[:, across] *= -1
@@ -182,7 +182,7 @@ PAID = {
 
 
 @pytest.mark.parametrize("value", [0.2, 0.11], ids=["as high", "lower"])
-def test_mistaken_pay_by_hand(value: float):
+def test_mistaken_pay_by_hand(value):
     """Successes score 0.2 and failures 0.1 or, near misses, `value`; six of each control are enough and five not."""
     cases = ["success"] * 12 + ["failure"] * 12 + [case for case in PAID for _ in range(6)]
     side = np.zeros((3, 2), np.float32)

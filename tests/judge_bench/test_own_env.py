@@ -40,7 +40,7 @@ def bench(task: str, out: Path, address: str, *words: str) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, has_scores", [("OwnReach", False), ("OwnBalance", True)])
-def test_a_server_that_is_right_in_80_percent_is_measured_so(tmp_path: Path, name: str, has_scores: bool) -> None:
+def test_a_server_that_is_right_in_80_percent_is_measured_so(tmp_path, name, has_scores):
     with Errs().running() as address:
         row = bench(f"gym:own_envs:{name}-v0", tmp_path, address, *GOAL, "--pairs", "200", "--episodes", "12")
     pairs = row["figures"]["pairs"]
@@ -52,7 +52,7 @@ def test_a_server_that_is_right_in_80_percent_is_measured_so(tmp_path: Path, nam
 
 
 @pytest.mark.slow
-def test_wrong_arguments_end_at_once_and_do_not_blame_the_judge(tmp_path: Path) -> None:
+def test_wrong_arguments_end_at_once_and_do_not_blame_the_judge(tmp_path):
     server = ApiServer()
     (file := tmp_path / "file").touch()
     task = "gym:own_envs:OwnReach-v0"
@@ -73,9 +73,7 @@ def test_wrong_arguments_end_at_once_and_do_not_blame_the_judge(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_people_are_the_truth_of_a_rehearsal_where_no_success_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_are_the_truth_of_a_rehearsal_where_no_success_is_known(tmp_path, capsys):
     words = ["judge-bench", "gym:own_envs:OwnReach-v0", *GOAL, "--judge.backend", "rlvlm.testing.fooled:brightness"]
     words += ["--judge.image-px", "48", "--pairs", "10", "--rehearse", "100", "--out", str(tmp_path)]
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,7 +25,7 @@ from rlvlm.reports.options import BenchOptions
 from rlvlm.serving import label_page
 
 
-def test_a_person_is_asked_about_forty_questions() -> None:
+def test_a_person_is_asked_about_forty_questions():
     for name, pairs in (("cartpole", 18), ("tiny", 3), ("paper7", 2), ("metaworld50", 2)):
         suite = for_person(find_suite(name))
         assert (suite.pairs, suite.videos, suite.controls, suite.tracks) == (pairs, 1, 0, 0)
@@ -38,7 +37,7 @@ def test_a_person_is_asked_about_forty_questions() -> None:
 
 
 @pytest.mark.slow
-def test_a_person_is_measured_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_is_measured_stopped_and_resumed(tmp_path, monkeypatch):
     """A first call is stopped after five answers; the second asks the rest, and each question was asked once."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(label_page, "LAST_UNDO_S", 0.0)

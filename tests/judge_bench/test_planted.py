@@ -12,7 +12,7 @@ from rlvlm.judge_bench.asking import Answer
 from rlvlm.judge_bench.bench import summarise
 from rlvlm.judge_bench.changes import changed
 from rlvlm.judge_bench.faults import grade
-from rlvlm.judge_bench.items import Item, TaskItems
+from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES
 from rlvlm.judge_bench.task_items import make_items
@@ -22,13 +22,13 @@ TINY = SUITES["tiny"]
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, TaskItems]:
+def made():
     return {task: make_items(TINY, task, task_env(task), 100, 0, False) for task in TINY.tasks}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_named_and_graded(made: dict[str, TaskItems], name: str) -> None:
+def test_a_planted_fault_is_named_and_graded(made, name):
     planted = PLANTED[name]
     row = summarise(bench(TINY, made, planted.judge()))
     names = {fault["name"] for fault in row["faults"]}
@@ -41,14 +41,14 @@ def test_a_planted_fault_is_named_and_graded(made: dict[str, TaskItems], name: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("judge", [ItemJudge(), honest(0.9), honest(0.8)], ids=["perfect", "0.9", "0.8"])
-def test_an_honest_judge_keeps_its_grade(made: dict[str, TaskItems], judge: ItemJudge) -> None:
+def test_an_honest_judge_keeps_its_grade(made, judge):
     row = summarise(bench(TINY, made, judge))
     assert row["faults"] == []
     runs = read_curve()
     assert predict_row(row, runs) == predict(row["teacher"], runs)
 
 
-def test_the_docs_table_has_every_planted_fault() -> None:
+def test_the_docs_table_has_every_planted_fault():
     table = (Path(__file__).parents[2] / "docs" / "benched_judges.md").read_text()
     assert [planted.what for planted in PLANTED.values() if f"| {planted.what} |" not in table] == []
 
@@ -67,9 +67,7 @@ IMAGE = np.arange(10 * 10 * 3, dtype=np.uint8).reshape(1, 10, 10, 3)
         ("", 0.5, (False, False)),
     ],
 )
-def test_the_side_is_changed_that_a_judge_of_the_change_loses_by(
-    change: str, gap: float, is_changed: tuple[bool, bool]
-) -> None:
+def test_the_side_is_changed_that_a_judge_of_the_change_loses_by(change, gap, is_changed):
     sides = (np.zeros((1, 2), np.float32), np.ones((1, 2), np.float32))
     item = Item(kind="pair", case="pair", goal="g", sides=sides, truth=(0.5, 0.5 + gap), change=change)
     shown = changed(item, [IMAGE, IMAGE])
@@ -110,7 +108,7 @@ def asked(count: int, case: str, gap: float, labels: str, source: int = -1) -> l
         (asked(30, "pair", 0.9, "l"), {"prefers the side that is farther from the goal", "prefers the left image"}),
     ],
 )  # fmt: skip
-def test_rules_over_pairs_by_hand(rows: list[tuple[Item, Answer]], names: set[str]) -> None:
+def test_rules_over_pairs_by_hand(rows, names):
     rows = [(item, replace(answer, item=place)) for place, (item, answer) in enumerate(rows)]
     ignored = {"prefers the right image", "copies the answer before"}  # the right side is always the nearer one here
     found = {fault.name for fault in grade([row[0] for row in rows], [row[1] for row in rows], 8).faults}
@@ -118,7 +116,7 @@ def test_rules_over_pairs_by_hand(rows: list[tuple[Item, Answer]], names: set[st
 
 
 @pytest.mark.parametrize(("again", "is_named"), [("l", True), ("lrrrrr", False)])
-def test_mistakes_that_come_again_under_a_change_by_hand(again: str, is_named: bool) -> None:
+def test_mistakes_that_come_again_under_a_change_by_hand(again, is_named):
     own = asked(40, "pair", 0.9, "l") + asked(40, "pair", 0.9, "r")
     rows = [(item, replace(answer, item=place)) for place, (item, answer) in enumerate(own)]
     retests = asked(40, "shifted", 0.9, again, 0)

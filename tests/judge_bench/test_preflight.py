@@ -25,7 +25,7 @@ STAMP = Stamp(judge="by_hand", revision="1", prompt="numbers/1", decoding="")
 
 
 @pytest.fixture(scope="module")
-def made() -> TaskItems:
+def made():
     return known_items(scored_suite("push_block", 32), task_env("push_block"), 48, 0, False).closed()
 
 
@@ -57,7 +57,7 @@ def tried(judge: Reference | Says, made: TaskItems, lines: list[str] | None = No
     return preflight(judge, made, 2, 0, min_auc=0.75, log=([] if lines is None else lines).append)
 
 
-def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> None:
+def test_the_oracle_starts_and_its_figures_are_the_benchs(made):
     lines: list[str] = []
     found = tried(Reference("oracle"), made, lines)
     assert found["auc"]["value"] == 1.0 and found["threshold"] == 0.5 and not lines
@@ -76,9 +76,7 @@ def test_the_oracle_starts_and_its_figures_are_the_benchs(made: TaskItems) -> No
         (Progress(2.0), r"mostly gives no answer that can be read"),
     ],
 )
-def test_a_judge_that_ignores_the_goal_is_refused_in_the_benchs_words(
-    made: TaskItems, judge: Reference | Says, message: str
-) -> None:
+def test_a_judge_that_ignores_the_goal_is_refused_in_the_benchs_words(made, judge, message):
     with pytest.raises(JudgeRefused, match=message) as caught:
         tried(judge, made)
     assert caught.value.exit_code == 5 and "--judge.faulty ok" in caught.value.fix
@@ -93,17 +91,17 @@ class CopiesSome(Says):
         return [Score(status=Status.OK, value=value, stamp=STAMP) for value in values]
 
 
-def test_a_fault_that_a_run_can_live_with_is_logged(made: TaskItems) -> None:
+def test_a_fault_that_a_run_can_live_with_is_logged(made):
     lines: list[str] = []
     tried(CopiesSome(0.0), made, lines)
     assert len(lines) == 1 and lines[0].startswith("the judge copies the answer before (")
 
 
-def test_single_bad_answers_do_not_stop_a_run(made: TaskItems) -> None:
+def test_single_bad_answers_do_not_stop_a_run(made):
     assert tried(Progress(1.0), made)["auc"]["value"] > 0.9
 
 
-def test_pairs_are_asked_in_both_orders_and_refused_in_the_benchs_words() -> None:
+def test_pairs_are_asked_in_both_orders_and_refused_in_the_benchs_words():
     made = known_items(compared_suite("cartpole", 30), task_env("cartpole"), 48, 0, False).closed()
     assert {item.kind for item in made.items} == {"pair"} and len(made.items) == 30
     figures = preflight(Reference("oracle"), made, 1, 0)
@@ -120,7 +118,7 @@ class PathLength(Says):
         return float(np.ptp(item.sides[0], axis=0).sum()) / 100
 
 
-def test_an_exploitable_judge_stops_a_run_unless_the_user_insists(made: TaskItems) -> None:
+def test_an_exploitable_judge_stops_a_run_unless_the_user_insists(made):
     lines: list[str] = []
     with pytest.raises(JudgeRefused, match="when it is shown backwards"):
         tried(PathLength(0.0), made)
@@ -129,7 +127,7 @@ def test_an_exploitable_judge_stops_a_run_unless_the_user_insists(made: TaskItem
         assert any(line.startswith(f"the judge scores a success as high {how} (") for line in lines), lines
 
 
-def test_the_words_of_the_user_have_no_other_goal() -> None:
+def test_the_words_of_the_user_have_no_other_goal():
     made = known_items(scored_suite("push_block", 4), task_env("push_block"), 48, 0, False, goal="tidy up").closed()
     assert {item.goal for item in made.items} == {"tidy up"} and "other goal" not in {item.case for item in made.items}
 
@@ -137,9 +135,7 @@ def test_the_words_of_the_user_have_no_other_goal() -> None:
 @pytest.mark.parametrize(
     ("sentences", "other"), [(("open it", "close it"), "other goal"), (("open it", "open it"), "other task")]
 )
-def test_recorded_episodes_are_shown_backwards_still_and_under_another_sentence(
-    sentences: tuple[str, str], other: str
-) -> None:
+def test_recorded_episodes_are_shown_backwards_still_and_under_another_sentence(sentences, other):
     films = [
         RobotTrajectory(
             name=f"{number}",

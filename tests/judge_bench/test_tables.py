@@ -89,7 +89,7 @@ BY_HAND = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     for name, last in ENDS.items():
         film(folder / "clips" / f"{name}.mp4", last)

@@ -61,14 +61,14 @@ def test_wilson_by_hand():
     assert wilson_interval(0, 5)[0] == 0
 
 
-def test_the_interval_of_an_area_is_that_of_its_paper() -> None:
+def test_the_interval_of_an_area_is_that_of_its_paper():
     """Hanley and McNeil 1982, their example: 0.893 of 51 abnormal and 58 normal images, standard error 0.032."""
     low, high = area_interval(0.893, 51, 58)
     assert (high - low) / (2 * 1.96) == pytest.approx(0.0325, abs=2e-4) and (low + high) / 2 == pytest.approx(0.893)
     assert area_interval(1.0, 30, 30)[0] > 0.95 and area_interval(0.107, 58, 51)[1] == pytest.approx(1 - low, abs=0.01)
 
 
-def test_leads_that_controls_keep_by_hand() -> None:
+def test_leads_that_controls_keep_by_hand():
     # above the ordinary 0.2: leads of 0.4, 0.4, 0.1 and none; the controls keep 0.3, 0.1 and all
     assert kept_leads([0.6, 0.6, 0.3, 0.2], [0.5, 0.3, 0.3, 0.9], 0.2) == (2, 3)
     assert kept_leads([], [], []) == (0, 0)

@@ -46,9 +46,7 @@ JUDGES: dict[str, Make] = {
 }
 
 
-FRAMES_SHOWN = {
-    **{"fake": None, "qwen3_vl_video": 20, "statement": 16, "statement_raw": 16, "rubric": 16},
-}
+FRAMES_SHOWN = {**{"fake": None, "qwen3_vl_video": 20, "statement": 16, "statement_raw": 16, "rubric": 16}}
 """Of a clip of 20; of the others 8."""
 
 

@@ -16,7 +16,7 @@ def unanswered(text: str = "connection refused") -> Score:
     return Score(status=Status.FAILED, value=None, stamp=STAMP, text=text)
 
 
-def test_no_answer_at_all_is_an_outage_and_one_answer_is_none() -> None:
+def test_no_answer_at_all_is_an_outage_and_one_answer_is_none():
     with pytest.raises(JudgeUnavailable, match="none of 5 queries was answered: connection refused") as raised:
         JudgeHealth().check([unanswered()] * 5)
     assert "rlvlm resume" in raised.value.fix
@@ -24,7 +24,7 @@ def test_no_answer_at_all_is_an_outage_and_one_answer_is_none() -> None:
     JudgeHealth().check([])
 
 
-def test_a_judge_that_cannot_be_read_is_given_up_with_samples() -> None:
+def test_a_judge_that_cannot_be_read_is_given_up_with_samples():
     health = JudgeHealth()
     garbage = [unread(f"hm {number}") for number in range(101)]
     for answers in ([LEFT] * 200, garbage[:100]):
@@ -37,7 +37,7 @@ def test_a_judge_that_cannot_be_read_is_given_up_with_samples() -> None:
     health.check(garbage[100:])  # the next judge is not blamed for the last one
 
 
-def test_a_restored_patience_is_as_short() -> None:
+def test_a_restored_patience_is_as_short():
     one, other = JudgeHealth(), JudgeHealth()
     one.note([unread()] * 49 + [LEFT])
     other.set_state(one.get_state())

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,12 @@ from rlvlm.testing import check_judge
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch):
     monkeypatch.setattr("rlvlm.judges.human.POLL_S", 0.005)
 
 
 @pytest.fixture
-def answer(tmp_path: Path) -> Iterator[Callable[..., None]]:
+def answer(tmp_path):
     """Starts a person who answers whatever is open, by a rule of images."""
     done = threading.Event()
     threads: list[threading.Thread] = []
@@ -67,12 +67,12 @@ def pairs(count: int = 3) -> list[Query]:
     return [Query(goal="open it", left=left, right=right) for left, right in images]
 
 
-def test_a_person_keeps_the_contract_of_a_judge(tmp_path: Path, answer) -> None:
+def test_a_person_keeps_the_contract_of_a_judge(tmp_path, answer):
     answer()
     check_judge(judge(tmp_path))
 
 
-def test_it_asks_once_in_either_order_and_after_a_crash(tmp_path: Path, answer) -> None:
+def test_it_asks_once_in_either_order_and_after_a_crash(tmp_path, answer):
     asked, queries = judge(tmp_path, is_stopped=lambda: True), pairs()
     verdicts = asked.compare([*queries, queries[0].swapped])
     assert {verdict.status for verdict in verdicts} == {Status.FAILED} and "labels ask" in verdicts[0].text
@@ -87,7 +87,7 @@ def test_it_asks_once_in_either_order_and_after_a_crash(tmp_path: Path, answer) 
     assert LabelStore(tmp_path).has_images(next(LabelStore(tmp_path).answers()).question)
 
 
-def test_disagreement_is_no_preference_and_a_skipped_question_is_invalid(tmp_path: Path, answer) -> None:
+def test_disagreement_is_no_preference_and_a_skipped_question_is_invalid(tmp_path, answer):
     clip = Clip(goal="open it", frames=pairs()[0].left)
     answer("anna", lambda question: 2 if question.kind == "score" else "left")
     answer("ben", lambda question: 5 if question.kind == "score" else "right")
@@ -103,7 +103,7 @@ def test_disagreement_is_no_preference_and_a_skipped_question_is_invalid(tmp_pat
     assert verdict.status is Status.NO_PREFERENCE, "left, right and skipped"
 
 
-def test_it_is_built_from_a_config_with_a_store_and_from_none_without(tmp_path: Path) -> None:
+def test_it_is_built_from_a_config_with_a_store_and_from_none_without(tmp_path):
     with pytest.raises(JudgeUnavailable, match="none is named"):
         build_judge(JudgeConfig(backend="human"))
     built = build_judge(JudgeConfig(backend="human", store=str(tmp_path)))

@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ KEY = "canary-7f3a9c5e1b"
 
 
 @pytest.fixture(autouse=True)
-def _own_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_surroundings(monkeypatch):
     proxies = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     keys = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "GEMINI_API_KEY", "GOOGLE_API_KEY")
     for name in (*proxies, *map(str.lower, proxies), *keys):
@@ -74,7 +73,7 @@ def flaky(server: ApiServer, response: Response, *, at: int) -> ApiServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
-def test_a_query_reaches_the_server_and_its_label_comes_back(prompt: str) -> None:
+def test_a_query_reaches_the_server_and_its_label_comes_back(prompt):
     # By hand: the server prefers the brighter of two images, and counts 100 tokens in and 5 out per request.
     server = ApiServer()
     with server.running() as url:
@@ -89,14 +88,14 @@ def test_a_query_reaches_the_server_and_its_label_comes_back(prompt: str) -> Non
 
 
 @pytest.mark.parametrize("form", ["progress", "rating", "success", "video"])
-def test_a_clip_is_scored_in_every_form(form: str) -> None:
+def test_a_clip_is_scored_in_every_form(form):
     server = ApiServer()
     with server.running() as url:
         scores = judge(url, score=form).score([Clip(goal="open it", frames=grey(s, 3)) for s in (0, 128, 255)])
     assert [score.value for score in scores] == pytest.approx([0.0, 0.5, 1.0], abs=0.01)
 
 
-def test_it_keeps_the_contract_and_can_write() -> None:
+def test_it_keeps_the_contract_and_can_write():
     server = ApiServer()
     with server.running() as url:
         one = judge(url)
@@ -113,7 +112,7 @@ def test_it_keeps_the_contract_and_can_write() -> None:
     assert one.stamp.judge.startswith("openai:m@127.0.0.1")
 
 
-def test_no_more_requests_are_under_way_than_allowed() -> None:
+def test_no_more_requests_are_under_way_than_allowed():
     server = ApiServer()
     server.script = [lambda call: replace(server.truth(call), delay_s=0.05)] * 12
     with server.running() as url:
@@ -121,7 +120,7 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
     assert 1 < server.max_at_once <= 3
 
 
-def test_parameters_that_a_server_rejects_are_renamed_or_dropped_once() -> None:
+def test_parameters_that_a_server_rejects_are_renamed_or_dropped_once():
     refusal = error(400, "logprobs are not supported with this model", param="logprobs")
     server = ApiServer(refusal)
     with server.running() as url:
@@ -152,9 +151,7 @@ NO_SEED = '{"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg
         (error(400, "`temperature` is not supported with this model", param="temperature"), {"temperature"}),
     ],
 )
-def test_parameters_that_an_error_names_are_dropped_with_one_warning(
-    refusal: Response, gone: set[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parameters_that_an_error_names_are_dropped_with_one_warning(refusal, gone, caplog):
     server = ApiServer(refusal)
     with server.running() as url:
         one = judge(url, {"retries": 0}, temperature=1.0)
@@ -166,14 +163,14 @@ def test_parameters_that_an_error_names_are_dropped_with_one_warning(
     ]
 
 
-def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence() -> None:
+def test_a_temperature_that_the_model_does_not_take_is_never_dropped_in_silence():
     server = ApiServer(*[error(400, "Only 1 is supported", param="temperature")] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="does not take this temperature") as caught:
         judge(url, {"retries": 0}).compare([query()])
     assert "--judge.temperature 1" in caught.value.fix
 
 
-def test_a_limit_that_is_too_large_is_reported_and_not_sent_under_another_name() -> None:
+def test_a_limit_that_is_too_large_is_reported_and_not_sent_under_another_name():
     words = "'max_tokens' or 'max_completion_tokens' is too large: 256. The maximum context length is 128 tokens"
     server = ApiServer(*[error(400, words)] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="is too large"):
@@ -212,9 +209,7 @@ RIGHT, LEFT = {"1": 0.9, "0": 0.1}, {"0": 0.9, "1": 0.1}
         (said("0.\nFinal answer: 1", "0", ".\nFinal", " answer:", " 1", odds=LEFT), None, True),
     ],
 )
-def test_probabilities_count_where_the_answer_begins_and_never_against_its_text(
-    response: Response, label: Label | None, is_known: bool
-) -> None:
+def test_probabilities_count_where_the_answer_begins_and_never_against_its_text(response, label, is_known):
     server = ApiServer(response)
     with server.running() as url:
         verdict = judge(url).compare([query()])[0]
@@ -222,7 +217,7 @@ def test_probabilities_count_where_the_answer_begins_and_never_against_its_text(
     assert verdict.status is Status.of(label)
 
 
-def test_a_score_is_not_taken_from_a_thought_and_a_drawn_text_may_differ_from_the_likeliest() -> None:
+def test_a_score_is_not_taken_from_a_thought_and_a_drawn_text_may_differ_from_the_likeliest():
     server = ApiServer(
         said("No", "Yes", " or", "</think>", "No", odds={"Yes": 1.0}), said("No", "No", odds={"Yes": 1.0})
     )
@@ -238,7 +233,7 @@ def test_a_score_is_not_taken_from_a_thought_and_a_drawn_text_may_differ_from_th
 # --- answers that are none --------------------------------------------------------------------------------------------
 
 
-def test_an_unreadable_label_is_invalid_and_never_a_tie() -> None:
+def test_an_unreadable_label_is_invalid_and_never_a_tie():
     server = ApiServer()
     server.script = [
         server.say(""),
@@ -255,7 +250,7 @@ def test_an_unreadable_label_is_invalid_and_never_a_tie() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["direct", "single_stage", "two_stage"])
-def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
+def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt):
     server = ApiServer()
     server.script = [server.say(None, refusal="-1", odds={"-": 0.99})]
     with server.running() as url:
@@ -264,7 +259,7 @@ def test_a_refusal_is_invalid_even_if_it_holds_a_label(prompt: str) -> None:
     assert len(server.calls) == 1
 
 
-def test_a_blocked_question_fails_alone() -> None:
+def test_a_blocked_question_fails_alone():
     server = ApiServer()
     blocked = (server.say(text, finish=why) for text in ("", "1") for why in ("content_filter", "SAFETY"))
     question = error(400, "triggering content management policy", code="content_filter")
@@ -297,7 +292,7 @@ FAULTS = [
 
 
 @pytest.mark.slow
-def test_a_passing_fault_is_asked_away() -> None:
+def test_a_passing_fault_is_asked_away():
     server = ApiServer()
     with server.running() as url:
         one = judge(url)
@@ -307,7 +302,7 @@ def test_a_passing_fault_is_asked_away() -> None:
             assert len(server.calls) == before + 3, fault
 
 
-def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowed() -> None:
+def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowed():
     server = ApiServer(*[error(503, "overloaded")] * 50)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="every one of 2.*503.*overloaded"):
         judge(url, {"retries": 2}).compare([query(), query()])
@@ -316,7 +311,7 @@ def test_a_server_that_stays_broken_is_given_up_after_the_tries_that_were_allowe
         judge("http://127.0.0.1:9/v1", {"retries": 1}).compare([query()])
 
 
-def test_a_spent_day_is_asked_once_and_a_minutes_limit_is_waited_for() -> None:
+def test_a_spent_day_is_asked_once_and_a_minutes_limit_is_waited_for():
     # as OpenRouter says it, in milliseconds since 1970: in the header, and in the body for the provider behind it
     def limited(until_s: float) -> Response:
         reset = {"X-RateLimit-Reset": f"{until_s * 1e3:.0f}", "X-RateLimit-Remaining": "0"}
@@ -332,14 +327,14 @@ def test_a_spent_day_is_asked_once_and_a_minutes_limit_is_waited_for() -> None:
     assert len(server.calls) == 3 and "rlvlm resume" in caught.value.fix
 
 
-def test_each_reason_for_a_refusal_has_its_own_fix() -> None:
+def test_each_reason_for_a_refusal_has_its_own_fix():
     server = ApiServer(*[error(400, "At most 1 image(s) may be provided in one request.")] * 9)
     with server.running() as url, pytest.raises(JudgeUnavailable, match="too many images") as caught:
         judge(url).compare([query()] * 2)
     assert "limit-mm-per-prompt" in caught.value.fix
 
 
-def test_an_unrequested_stream_is_read() -> None:
+def test_an_unrequested_stream_is_read():
     entry = {"token": "1", "logprob": math.log(0.8), "bytes": None}
     top = [entry, {"token": "0", "logprob": math.log(0.2), "bytes": None}]
     chunks = [
@@ -359,7 +354,7 @@ def test_an_unrequested_stream_is_read() -> None:
     assert [call.body["stream"] for call in server.calls] == [False, False]
 
 
-def test_a_bad_request_fails_alone_and_is_not_repeated() -> None:
+def test_a_bad_request_fails_alone_and_is_not_repeated():
     server = flaky(ApiServer(), error(400, "image is too small"), at=66)
     with server.running() as url:
         verdicts = judge(url, prompt="single_stage").compare([query(), query(66, 1), query(200, 10)])
@@ -367,7 +362,7 @@ def test_a_bad_request_fails_alone_and_is_not_repeated() -> None:
     assert verdicts[1].status is Status.FAILED and "too small" in verdicts[1].text and len(server.calls) == 3
 
 
-def test_retry_after_holds_back_this_request_and_all_others() -> None:
+def test_retry_after_holds_back_this_request_and_all_others():
     busy = error(429, "slow down", headers={"Retry-After": "0.6"})
     server = ApiServer(busy, lambda call: replace(server.truth(call), delay_s=0.2))
     with server.running() as url:  # the second request is under way already; the third must wait as the first does
@@ -382,7 +377,7 @@ def gemini_error(status: int, message: str, **extra: Any) -> Response:
     return Response([{"error": {"code": status, "message": message, "status": "X", **extra}}], status=status)
 
 
-def test_gemini_is_asked_through_its_compatible_endpoint_and_its_errors_are_understood() -> None:
+def test_gemini_is_asked_through_its_compatible_endpoint_and_its_errors_are_understood():
     info = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.5s"}]
     no_odds = gemini_error(400, 'Invalid JSON payload received. Unknown name "logprobs": Cannot find field.')
     server = ApiServer(no_odds, gemini_error(429, "quota", details=info))
@@ -397,7 +392,7 @@ def test_gemini_is_asked_through_its_compatible_endpoint_and_its_errors_are_unde
             one.compare([query()])
 
 
-def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+def test_a_wait_beyond_the_deadline_is_not_begun():
     server = ApiServer(*[error(429, "come back tomorrow", headers={"Retry-After": "86400"})] * 9)
     start = time.monotonic()
     with server.running() as url, pytest.raises(JudgeUnavailable, match="tomorrow"):
@@ -405,7 +400,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
     assert time.monotonic() - start < 60.0 and len(server.calls) <= 4
 
 
-def test_a_slow_server_costs_no_more_than_the_deadline() -> None:
+def test_a_slow_server_costs_no_more_than_the_deadline():
     server = ApiServer(*[Response({}, delay_s=20.0)] * 9)
     with server.running() as url:
         one, start = judge(url, {"timeout_s": 0.3, "deadline_s": 0.8}), time.monotonic()
@@ -415,7 +410,7 @@ def test_a_slow_server_costs_no_more_than_the_deadline() -> None:
     assert len(server.calls) <= 3
 
 
-def test_a_final_error_is_not_retried() -> None:
+def test_a_final_error_is_not_retried():
     for status, extra, words in (
         (401, {}, "does not accept the key"),
         (403, {}, "does not accept the key"),
@@ -450,7 +445,7 @@ def throttled(server: ApiServer, per_s: float) -> ApiServer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num", [20, pytest.param(1_500, marks=pytest.mark.full)])
-def test_a_quota_slows_a_run_down_and_loses_nothing(num: int) -> None:
+def test_a_quota_slows_a_run_down_and_loses_nothing(num):
     rng = random.Random(0)
     queries = [query(*rng.sample(range(256), 2)) for _ in range(num)]
     server = throttled(ApiServer(), per_s=20.0)
@@ -465,7 +460,7 @@ def test_a_quota_slows_a_run_down_and_loses_nothing(num: int) -> None:
 # --- budget -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_cap_on_requests_holds_and_paid_answers_are_kept() -> None:
+def test_the_cap_on_requests_holds_and_paid_answers_are_kept():
     server = ApiServer()
     with server.running() as url:
         one = judge(url, {"max_requests": 5})
@@ -481,7 +476,7 @@ def test_the_cap_on_requests_holds_and_paid_answers_are_kept() -> None:
     assert len(server.calls) == 3, "tries count too"
 
 
-def test_spending_never_passes_its_cap_and_every_answer_has_its_price() -> None:
+def test_spending_never_passes_its_cap_and_every_answer_has_its_price():
     # By hand: 1,000 tokens in at 10 USD and 50 out at 30 USD a million make 0.0115 USD.
     server = ApiServer()
     server.truth = lambda call: server.say("1", usage=(1_000, 50))
@@ -507,7 +502,7 @@ def test_spending_never_passes_its_cap_and_every_answer_has_its_price() -> None:
 
 
 @pytest.mark.parametrize("both_orders", [False, True])
-def test_answers_are_kept_while_others_of_their_batch_are_out(tmp_path: Path, both_orders: bool) -> None:
+def test_answers_are_kept_while_others_of_their_batch_are_out(tmp_path, both_orders):
     hangs, server = threading.Event(), ApiServer()
     truth = server.truth
     server.truth = lambda call: (hangs.wait(20) if call.images[0].mean() == 66 else None, truth(call))[1]
@@ -527,7 +522,7 @@ def test_answers_are_kept_while_others_of_their_batch_are_out(tmp_path: Path, bo
     assert len(kept) == 4 and kept.count_lines()["verdict"] == 4
 
 
-def test_thoughts_are_paid_for_wherever_a_server_counts_them() -> None:
+def test_thoughts_are_paid_for_wherever_a_server_counts_them():
     # By hand: 600 in at 1 USD a million, 2 written and 4,000 thought at 10: 0.0006 + 0.04002 USD.
     total = {"prompt_tokens": 600, "completion_tokens": 2, "total_tokens": 4_602}  # Gemini
     apart = {"prompt_tokens": 600, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 4_000}}
@@ -548,7 +543,7 @@ def test_thoughts_are_paid_for_wherever_a_server_counts_them() -> None:
                 one.compare([query()])
 
 
-def test_a_ledger_holds_the_cap_across_judges_and_restarts(tmp_path: Path) -> None:
+def test_a_ledger_holds_the_cap_across_judges_and_restarts(tmp_path):
     server = ApiServer()
     api = {"max_requests": 10, "ledger": str(tmp_path / "run" / "ledger.json")}
     with server.running() as url:
@@ -579,7 +574,7 @@ def our_frames(failure: BaseException) -> str:
     return "".join(traceback.StackSummary.from_list(frames).format()) + str([frame.locals for frame in frames])
 
 
-def test_the_key_is_sent_and_shows_nowhere(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_the_key_is_sent_and_shows_nowhere(caplog, tmp_path):
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     file.chmod(0o600)
@@ -608,7 +603,7 @@ def test_the_key_is_sent_and_shows_nowhere(caplog: pytest.LogCaptureFixture, tmp
         pickle.dumps(one)
 
 
-def test_a_providers_key_is_not_sent_to_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_providers_key_is_not_sent_to_another_server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server = ApiServer()
     with server.running() as url:
@@ -616,7 +611,7 @@ def test_a_providers_key_is_not_sent_to_another_server(monkeypatch: pytest.Monke
     assert KEY not in str(server.calls[0].headers)
 
 
-def test_a_key_does_not_follow_a_redirect() -> None:
+def test_a_key_does_not_follow_a_redirect():
     thief, server = ApiServer(), ApiServer()
     with thief.running() as elsewhere, server.running() as url:
         server.script = [Response({}, status=307, headers={"Location": elsewhere})] * 9
@@ -629,9 +624,7 @@ def test_a_key_does_not_follow_a_redirect() -> None:
 
 
 @pytest.mark.parametrize("proxy", ["socks5://me:secret@127.0.0.1:1", "socks://me:secret@127.0.0.1:1", "http://a:b"])
-def test_a_proxy_that_cannot_be_used_is_named_and_does_no_harm_where_it_is_not_on_the_way(
-    proxy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_cannot_be_used_is_named_and_does_no_harm_where_it_is_not_on_the_way(proxy, monkeypatch):
     monkeypatch.setenv("ALL_PROXY", proxy)
     monkeypatch.setenv("NO_PROXY", "localhost,10.0.0.0/8,127.0.0.0/8")  # a network, as clusters write it
     server = ApiServer()
@@ -643,7 +636,7 @@ def test_a_proxy_that_cannot_be_used_is_named_and_does_no_harm_where_it_is_not_o
     assert "secret" not in str(caught.value) and "NO_PROXY" in caught.value.fix
 
 
-def test_a_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_proxy_is_named(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
     with pytest.raises(JudgeUnavailable, match="cannot be reached through the proxy http://127.0.0.1:9 of") as caught:
@@ -651,7 +644,7 @@ def test_a_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_of_certificates_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_of_certificates_that_is_gone_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
     with pytest.raises(JudgeUnavailable, match="gone.pem") as caught:
         judge("https://example.invalid/v1")
@@ -659,7 +652,7 @@ def test_a_file_of_certificates_that_is_gone_is_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("backend", ["openai", "gemini"])
-def test_without_a_key_nothing_is_asked(backend: Any) -> None:
+def test_without_a_key_nothing_is_asked(backend):
     with pytest.raises(JudgeUnavailable, match="needs a key") as caught:
         build_judge(JudgeConfig(backend=backend, model="m"))
     assert "chmod 600" in caught.value.fix
@@ -669,7 +662,7 @@ def test_without_a_key_nothing_is_asked(backend: Any) -> None:
 
 
 @pytest.mark.slow
-def test_importing_opens_no_connection_and_loads_no_client() -> None:
+def test_importing_opens_no_connection_and_loads_no_client():
     program = """
 import socket, sys
 def refuse(*a, **k): raise AssertionError(f"a connection was opened: {a}")
@@ -683,7 +676,7 @@ print("imported")
 
 
 @pytest.mark.parametrize("backend", ["pocket", "openai", "gemini"])
-def test_building_opens_no_connection(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_building_opens_no_connection(backend, monkeypatch):
     def refuse(*args: Any, **_: Any) -> None:
         raise AssertionError(f"a connection was opened: {args}")
 

@@ -33,7 +33,7 @@ WRONG_KEY.error.is_final = True
         (WRONG_KEY, 0.5, "key is wrong"),
     ],
 )
-def test_a_missing_answer_raises_or_is_worth_what_the_user_says(judge, without_answer, expected) -> None:
+def test_a_missing_answer_raises_or_is_worth_what_the_user_says(judge, without_answer, expected):
     rewards = Rewards(judge=rlvlm.Judge.local(judge), goal="bright", without_answer=without_answer, takes_none=True)
     for ask in (rewards.ask, lambda clips: asyncio.run(rewards.ask_async(clips))):
         if isinstance(expected, str):
@@ -44,6 +44,6 @@ def test_a_missing_answer_raises_or_is_worth_what_the_user_says(judge, without_a
 
 
 @pytest.mark.parametrize("without_answer", ["neutral", 1.5, -0.1, None])
-def test_a_reward_that_no_trainer_could_take_is_refused(without_answer) -> None:
+def test_a_reward_that_no_trainer_could_take_is_refused(without_answer):
     with pytest.raises(ValueError, match="without_answer is raise, or a reward in"):
         Rewards(judge=rlvlm.Judge.local(Faulty()), without_answer=without_answer)

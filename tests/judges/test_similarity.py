@@ -37,7 +37,7 @@ def judge(rater=None, *, prompt="direct", score="progress", **settings) -> Numer
     return NumericJudge(config, SimilarityModel(config, rater or Brightness()))
 
 
-def test_the_last_image_counts_and_the_sides_are_symmetric() -> None:
+def test_the_last_image_counts_and_the_sides_are_symmetric():
     queries = [
         Query(goal="open it", left=left, right=right)
         for left, right in ((grey(0, 10), grey(255, 0)), (grey(9), grey(10)))
@@ -48,7 +48,7 @@ def test_the_last_image_counts_and_the_sides_are_symmetric() -> None:
     assert judge().score([Clip(goal="open it", frames=grey(0, 255))])[0].value == 1.0
 
 
-def test_within_the_band_there_is_no_preference() -> None:
+def test_within_the_band_there_is_no_preference():
     queries = [Query(goal="open it", left=grey(100), right=grey(shade)) for shade in (100, 110, 130)]
     assert [v.label for v in judge().compare(queries)] == [Label.TIE, Label.RIGHT, Label.RIGHT]
     verdicts = judge(tie_band=0.05).compare(queries)
@@ -56,7 +56,7 @@ def test_within_the_band_there_is_no_preference() -> None:
     assert verdicts[0].status is Status.NO_PREFERENCE and verdicts[1].text == "left 0.3922, right 0.4314"
 
 
-def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place() -> None:
+def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place():
     rater = Brightness()
     one = judge(rater, template="an image of {goal}")
     goal = grey(30)
@@ -70,7 +70,7 @@ def test_the_sentence_is_the_templates_and_a_goal_image_takes_its_place() -> Non
 
 
 @pytest.mark.parametrize("changes", [{"prompt": "two_stage"}, {"score": "rating"}])
-def test_unsupported_questions_are_refused(changes) -> None:
+def test_unsupported_questions_are_refused(changes):
     with pytest.raises(UnsupportedQuestion, match="it knows"):
         judge(None, **changes)
 
@@ -78,6 +78,6 @@ def test_unsupported_questions_are_refused(changes) -> None:
 @pytest.mark.parametrize(
     "settings", [{"alpha": 1.5}, {"tie_band": -0.1}, {"template": "a drawer"}, {"template": "{goal} {x}"}]
 )
-def test_impossible_settings_are_refused(settings) -> None:
+def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match="judge.similarity"):
         SimilarityConfig(**settings)

@@ -35,7 +35,7 @@ def said(choice: Choice, question: Question = PAIR, name: str = "anna", **change
     return Said(question=question.id, name=name, choice=choice, **facts)
 
 
-def test_a_question_is_asked_once_in_either_order_unless_each_order_is_wanted(tmp_path: Path) -> None:
+def test_a_question_is_asked_once_in_either_order_unless_each_order_is_wanted(tmp_path):
     one = queue(tmp_path / "one", PAIR, PAIR.swapped, CLIP)
     assert one.waiting() == 2 and one.find(PAIR.swapped) == (one.asked[PAIR.id], True)
     assert one.ask([PAIR.swapped, CLIP]) == 0
@@ -56,7 +56,7 @@ def test_a_question_is_asked_once_in_either_order_unless_each_order_is_wanted(tm
         (CLIP, [4, "skip"], 4),
     ],
 )
-def test_agreement_among_people(tmp_path: Path, question: Question, choices: list[Choice], agreed: Choice) -> None:
+def test_agreement_among_people(tmp_path, question, choices, agreed):
     page = queue(tmp_path, question, agreement=len(choices))
     for number, choice in enumerate(choices):
         assert page.asked[question.id].is_open and page.add(said(choice, question, name=f"person{number}"))
@@ -72,7 +72,7 @@ def test_agreement_among_people(tmp_path: Path, question: Question, choices: lis
     }
 
 
-def test_an_answer_counts_once_and_can_be_taken_back_until_it_is_kept(tmp_path: Path) -> None:
+def test_an_answer_counts_once_and_can_be_taken_back_until_it_is_kept(tmp_path):
     page = queue(tmp_path, PAIR)
     first = said("left")
     assert page.add(first)
@@ -86,7 +86,7 @@ def test_an_answer_counts_once_and_can_be_taken_back_until_it_is_kept(tmp_path: 
     assert next(page.store.answers()).answer.latency_s == 2.0
 
 
-def test_a_repeat_is_an_answer_in_the_other_order_and_shows_the_person_s_own_error(tmp_path: Path) -> None:
+def test_a_repeat_is_an_answer_in_the_other_order_and_shows_the_person_s_own_error(tmp_path):
     page = queue(tmp_path, PAIR, CLIP)
     page.add(said("left"))
     page.add(said(4, CLIP, seconds=4.0))
@@ -99,7 +99,7 @@ def test_a_repeat_is_an_answer_in_the_other_order_and_shows_the_person_s_own_err
     assert math.isnan(page.figures("ben").median_s)
 
 
-def test_a_question_without_an_answer_is_invalid_and_never_a_tie(tmp_path: Path) -> None:
+def test_a_question_without_an_answer_is_invalid_and_never_a_tie(tmp_path):
     page = queue(tmp_path, PAIR, CLIP)
     page.add(said("skip"))
     page.add(said("skip", CLIP))
@@ -107,7 +107,7 @@ def test_a_question_without_an_answer_is_invalid_and_never_a_tie(tmp_path: Path)
     assert {item.answer.status for item in page.store.answers()} == {Status.INVALID}
 
 
-def test_lines_may_be_read_in_any_order_and_odd_ones_cost_themselves_alone(tmp_path: Path) -> None:
+def test_lines_may_be_read_in_any_order_and_odd_ones_cost_themselves_alone(tmp_path):
     queue(tmp_path, PAIR).add(said("left"))
     folder = tmp_path / "people"
     [written] = folder.glob("*.jsonl")
@@ -136,7 +136,7 @@ def test_lines_may_be_read_in_any_order_and_odd_ones_cost_themselves_alone(tmp_p
     assert not again.asked[PAIR.id].said, "taken back by a process whose segment is read first"
 
 
-def test_names_are_fit_for_links_and_stamps() -> None:
+def test_names_are_fit_for_links_and_stamps():
     assert check_name("anna-2.b_c") == "anna-2.b_c"
     for name in ("", "a" * 33, "a b", "a;b", "ä", "a\n"):
         with pytest.raises(ValueError, match="use initials or a nickname"):

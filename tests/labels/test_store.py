@@ -266,9 +266,7 @@ def write_and_look(folder: Path, writer: int, num_rounds: int, per_round: int, t
     ("num_writers", "num_rounds", "per_round", "total"),
     [(4, 8, 25, 400), pytest.param(8, 100, 100, 20_000, marks=pytest.mark.full)],
 )
-def test_many_processes_write_and_read_at_once_and_one_is_killed(
-    tmp_path: Path, num_writers: int, num_rounds: int, per_round: int, total: int
-) -> None:
+def test_many_processes_write_and_read_at_once_and_one_is_killed(tmp_path, num_writers, num_rounds, per_round, total):
     folder = tmp_path / "s"
     context = multiprocessing.get_context("fork")
     children = [
@@ -332,9 +330,7 @@ def test_a_forked_writer_begins_a_segment_of_its_own(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_labels", "most_s"), [(5_000, None), pytest.param(100_000, 10, marks=pytest.mark.full)])
-def test_memory_holds_places_not_answers_and_opening_takes_seconds(
-    tmp_path: Path, num_labels: int, most_s: float | None
-) -> None:
+def test_memory_holds_places_not_answers_and_opening_takes_seconds(tmp_path, num_labels, most_s):
     folder = tmp_path / "s"
     for start in range(0, num_labels, 10_000):
         fill(folder, range(start, min(start + 10_000, num_labels)))

@@ -10,10 +10,30 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
-TINY = ["--steps", "600", "--env.episode-steps", "20", "--algo.seed-steps", "100", "--feedback.first-step", "200",
-        "--feedback.every-steps", "200", "--feedback.queries", "20", "--reward-model.min-updates", "5",
-        "--reward-model.max-updates", "5", "--algo.critic-reset-updates", "5", "--eval.every-steps", "300",
-        "--eval.episodes", "1"]
+TINY = [
+    "--steps",
+    "600",
+    "--env.episode-steps",
+    "20",
+    "--algo.seed-steps",
+    "100",
+    "--feedback.first-step",
+    "200",
+    "--feedback.every-steps",
+    "200",
+    "--feedback.queries",
+    "20",
+    "--reward-model.min-updates",
+    "5",
+    "--reward-model.max-updates",
+    "5",
+    "--algo.critic-reset-updates",
+    "5",
+    "--eval.every-steps",
+    "300",
+    "--eval.episodes",
+    "1",
+]
 TINY_SETTINGS = {
     name.removeprefix("--").replace("-", "_"): int(value) for name, value in zip(TINY[::2], TINY[1::2], strict=True)
 } | {"judge.untrained": "ok", "reward.model": "image"}
@@ -37,7 +57,11 @@ SMALL = {
     "train_a_policy": {"SETTINGS": {"steps": 128, "sft.turns": 32, "sft.updates": 4, "eval.episodes": 4}},
     "train_a_vla": {
         "SETTINGS": {
-            "steps": 1_000, "sft.episodes": 8, "sft.updates": 10, "algo.groups": 4, "algo.group_size": 4,
+            "steps": 1_000,
+            "sft.episodes": 8,
+            "sft.updates": 10,
+            "algo.groups": 4,
+            "algo.group_size": 4,
             "eval.episodes": 4,
         }
     },

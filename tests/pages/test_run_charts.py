@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -7,22 +5,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from rlvlm.pages.charts import show_coinciding
-from rlvlm.pages.run_charts import (
-    column,
-    draw_learning_curve,
-    draw_spent,
-    outcome,
-    scores_by_progress,
-    write_plots,
-)
-from rlvlm.rewards.scoring_items import ScoredItem
-from rlvlm.runs.folder import RunFolder
+from rlvlm.pages.run_charts import column, draw_learning_curve, draw_spent, outcome, scores_by_progress, write_plots
 from rlvlm.runs.records import score_row
 
 ENDS = ["correct", "incorrect", "truth ties", "no preference", "invalid", "failed"]
 
 
-def test_every_answer_has_one_outcome() -> None:
+def test_every_answer_has_one_outcome():
     ends = [("ok", "1"), ("ok", "0"), ("ok", ""), ("no_preference", ""), ("invalid", ""), ("failed", "")]
     assert [outcome({"status": status, "correct": correct}) for status, correct in ends] == ENDS
     kept = [("ok", True), ("ok", False), ("ok", None)]  # of an example, which is no line of a table
@@ -32,7 +21,7 @@ def test_every_answer_has_one_outcome() -> None:
 
 
 @pytest.mark.slow
-def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
+def test_the_queries_so_far_end_at_all_of_them(filled):
     axes = Figure().subplots()
     draw_spent(axes, filled.queries.read(), last=4.0)
     assert axes.get_title() == "Queries asked so far, 12 in all"
@@ -41,7 +30,7 @@ def test_the_queries_so_far_end_at_all_of_them(filled: RunFolder) -> None:
 
 
 @pytest.mark.slow
-def test_the_plots_that_there_is_data_for_are_written(filled: RunFolder) -> None:
+def test_the_plots_that_there_is_data_for_are_written(filled):
     files = write_plots(filled, "t")
     assert [file.name for file in files] == ["learning_curve.png", "vlm_accuracy.png", "labels_over_time.png"]
     for file in files:
@@ -54,7 +43,7 @@ def test_the_plots_that_there_is_data_for_are_written(filled: RunFolder) -> None
     assert write_plots(filled, "t") == []
 
 
-def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() -> None:
+def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on():
     row = {"episode_return": "1", "learned_return": "", "episodes": "50"}
     evaluations = [
         row | {"step": "0", "success_rate": "1", "sampled_success_rate": ".8", "strict_success_rate": "1"},
@@ -76,7 +65,7 @@ def test_a_policy_is_drawn_under_both_decodings_from_before_its_training_on() ->
 
 
 @pytest.mark.slow
-def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callable[[int], list[ScoredItem]]) -> None:
+def test_scores_have_a_plot_of_their_own(filled, make_scores):
     filled.queries.path.unlink()
     filled.scores.append(map(score_row, make_scores(2_000), range(9)))
     assert [file.name for file in write_plots(filled, "t")] == ["learning_curve.png", "vlm_scores.png"]
@@ -106,7 +95,7 @@ def test_scores_have_a_plot_of_their_own(filled: RunFolder, make_scores: Callabl
         ({"a": [0.5], "b": [0.5]}, "a and b coincide", [3.8, 2.0]),
     ],
 )  # fmt: skip
-def test_curves_that_hide_each_other_are_stripes_and_named(curves, note, widths) -> None:
+def test_curves_that_hide_each_other_are_stripes_and_named(curves, note, widths):
     axes = Figure().add_subplot()
     for name, values in curves.items():
         axes.plot(np.arange(len(values)), values, linewidth=2.0, label=name)

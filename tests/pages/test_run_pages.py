@@ -3,9 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.labels.store import LabelStore
 from rlvlm.pages.run import asked_text, episodes_page, judge_page, write_run_pages
 from rlvlm.pages.run_charts import draw_judge_over_training
-from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.played import MAX_FRAMES, moments_of
 from rlvlm.runs.records import Recorder, nearness, outcome_of, query_row
@@ -28,7 +24,7 @@ from rlvlm.runs.summary import summarise_judge
 from rlvlm.testing import TinyEnv
 
 
-def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolder, config: RunConfig) -> None:
+def test_the_page_of_comparisons_shows_images_answers_and_truth(filled, config):
     page = judge_page(filled, "a & b", asked_text(replace(config, goal="open & shut")))
     assert "8 of 12 queries" in page and "<b>12</b><span>queries</span>" in page, "all are counted, some are shown"
     assert "<b>50.0 %</b><span>accuracy, of 4 decided pairs whose progress differs</span>" in page
@@ -48,7 +44,7 @@ def test_the_page_of_comparisons_shows_images_answers_and_truth(filled: RunFolde
     assert "default-src 'none'" in page and not re.search(r"(src|href)=.?(http|//)", page)
 
 
-def test_a_run_without_examples_has_a_page_of_figures(filled: RunFolder, config: RunConfig) -> None:
+def test_a_run_without_examples_has_a_page_of_figures(filled, config):
     filled.samples.path.unlink()
     page = judge_page(filled, "a run")
     assert "No query was asked of which images were kept" in page and "0 of 12 queries" in page
@@ -74,7 +70,7 @@ def articles(page: str) -> list[str]:
     return re.findall(r"<article.*?</article>", page, re.DOTALL)
 
 
-def test_each_frame_stands_above_its_caption_and_unknown_parts_are_left_out() -> None:
+def test_each_frame_stands_above_its_caption_and_unknown_parts_are_left_out():
     (shown,) = articles(episodes(card()))
     figures = re.findall(r"<figure>.*?</figure>", shown, re.DOTALL)
     assert len(figures) == 3
@@ -89,7 +85,7 @@ def test_each_frame_stands_above_its_caption_and_unknown_parts_are_left_out() ->
     assert bare.count("+0.00</b>") == 1
 
 
-def test_the_filter_knows_how_each_episode_ended() -> None:
+def test_the_filter_knows_how_each_episode_ended():
     page = episodes(*(card(1, end) for end in ("success", "failure", "success")), success="67%")
     ends = [re.match(r'<article class="(\w+)"', shown)[1] for shown in articles(page)]  # type: ignore[index]
     assert ends == ["success", "failure", "success"]
@@ -99,7 +95,7 @@ def test_the_filter_knows_how_each_episode_ended() -> None:
     assert "No episode was played" in episodes()
 
 
-def test_a_models_words_cannot_leave_their_place() -> None:
+def test_a_models_words_cannot_leave_their_place():
     evil = card(1, captions=[{"thought": EVIL, "action": EVIL}], title=EVIL)
     page = episodes(evil, title=EVIL, note=EVIL)
     assert "<script" not in page and "<img src=x" not in page
@@ -108,7 +104,7 @@ def test_a_models_words_cannot_leave_their_place() -> None:
     assert "default-src 'none'" in page
 
 
-def test_long_plays_are_thinned_and_the_page_says_so() -> None:
+def test_long_plays_are_thinned_and_the_page_says_so():
     (shown,) = articles(episodes(card(100)))
     assert f"100 steps ({MAX_FRAMES} of 100 images shown)" in shown
     assert 'alt="step 1"' in shown and 'alt="step 100"' in shown
@@ -135,11 +131,11 @@ def scored(value: float | None, success: bool, step: int) -> ScoredItem:
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> RunFolder:
+def empty(tmp_path):
     return RunFolder(tmp_path, 1)
 
 
-def test_outcomes_by_hand() -> None:
+def test_outcomes_by_hand():
     cases = [(0.9, True), (0.9, False), (0.5, True), (0.5, False)]
     assert [outcome_of(value, scored(value, success, 0).item, 0.875) for value, success in cases] == [
         "true positive", "false positive", "false negative", "true negative",
@@ -151,7 +147,7 @@ def test_outcomes_by_hand() -> None:
     ]  # fmt: skip
 
 
-def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> None:
+def test_every_score_is_in_the_log_and_some_on_the_page(empty):
     recorder = Recorder(empty, no_labels, draw, "")
     recorder.keep([scored(0.9, False, 7) for _ in range(9)])
     recorder.keep([scored(None, False, 8)])
@@ -170,9 +166,7 @@ def test_every_score_is_in_the_log_and_some_on_the_page(empty: RunFolder) -> Non
     assert "Alarm from step 9 on" in page and "fooled.jsonl" not in page
 
 
-def test_a_run_of_judged_images_has_a_page(
-    filled: RunFolder, config: RunConfig, make_scores: Callable[[int], list[ScoredItem]]
-) -> None:
+def test_a_run_of_judged_images_has_a_page(filled, config, make_scores):
     for file in (filled.queries.path, filled.samples.path):
         file.unlink()
     env = TinyEnv()
@@ -189,11 +183,11 @@ def test_a_run_of_judged_images_has_a_page(
     assert "reach &lt;b&gt;" in page and page.count("data:image/png") == 5
 
 
-def test_a_run_without_scores_has_no_page(empty: RunFolder) -> None:
+def test_a_run_without_scores_has_no_page(empty):
     assert judge_page(empty, "a run") == "" and summarise_judge(empty) == {}
 
 
-def test_the_plot_marks_the_alarm() -> None:
+def test_the_plot_marks_the_alarm():
     rows = [{"env_steps": 1_000 * step, metrics.JUDGE_SCORE: 0.5, metrics.JUDGE_ALARM: step > 2} for step in range(5)]
     figure = draw_judge_over_training(json.loads(json.dumps(rows)), "a run")
     lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
@@ -201,7 +195,7 @@ def test_the_plot_marks_the_alarm() -> None:
     plt.close(figure)
 
 
-def test_the_four_ends_of_a_query_stay_apart(folder: RunFolder, make_records: Callable[..., list[QueryRecord]]) -> None:
+def test_the_four_ends_of_a_query_stay_apart(folder, make_records):
     folder.queries.append(map(query_row, make_records(1_500, 0)))
     with open(folder.queries.path) as file:
         rows = list(csv.DictReader(file))

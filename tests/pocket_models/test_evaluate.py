@@ -19,8 +19,8 @@ from pocket_models.evaluate import (
     verdict_figures,
     video_figures,
 )
-from pocket_models.policy import POLICY_TASKS, PolicyTask
-from pocket_models.scorer import TURN_TASKS, TurnTask, collect_pushes
+from pocket_models.policy import POLICY_TASKS
+from pocket_models.scorer import TURN_TASKS, collect_pushes
 from pocket_models.video import PlayConfig, play
 from rlvlm.core.judging import Clip, Label, Score, Stamp, Status, Verdict
 from rlvlm.judges.build import build_judge
@@ -43,7 +43,7 @@ def verdicts(*labels: Label | None) -> list[Verdict]:
     return [Verdict(status=STATUS[label], label=label, stamp=stamp) for label in labels]
 
 
-def test_shares_worked_by_hand() -> None:
+def test_shares_worked_by_hand():
     figures = verdict_figures(
         np.array([0.95, -0.95, 0.05, 0.05], np.float32),
         verdicts(Label.RIGHT, Label.RIGHT, Label.TIE, None),
@@ -56,7 +56,7 @@ def test_shares_worked_by_hand() -> None:
     assert figures["undecided_by_bin"][0] == 0.5
 
 
-def test_balanced_pairs_fill_all_bins_and_a_perfect_judge_gets_full_marks() -> None:
+def test_balanced_pairs_fill_all_bins_and_a_perfect_judge_gets_full_marks():
     scenes = make_scenes(256)
     pairs = draw_balanced_pairs(scenes, 200, np.random.default_rng(0))
     gaps = np.abs(scenes.progress[pairs[:, 0]] - scenes.progress[pairs[:, 1]])
@@ -65,7 +65,7 @@ def test_balanced_pairs_fill_all_bins_and_a_perfect_judge_gets_full_marks() -> N
     assert figures["right"] == figures["swapped"] == 1.0 and figures["unread"] == 0.0
 
 
-def test_successes_worked_by_hand() -> None:
+def test_successes_worked_by_hand():
     whole, success = np.array([0.9, 0.4, 0.6, 0.1, np.nan]), np.array([True, True, False, False, False])
     figures = success_figures(whole, success, np.array([0.2, np.nan]))
     assert figures["success above failure"] == 0.75 and figures["success above its first half"] == 1.0
@@ -87,7 +87,7 @@ class Reticent(FakeJudge):
         return [replace(one, value=None) if i % self._every == silent else one for i, one in enumerate(asked)]
 
 
-def test_clips_without_an_answer_are_counted_and_in_no_figure() -> None:
+def test_clips_without_an_answer_are_counted_and_in_no_figure():
     shown = make_clips()
     assert video_figures(FakeJudge(), shown, 8)["unanswered"] == 0
     figures = video_figures(Reticent(), shown, 8)
@@ -101,7 +101,7 @@ def test_clips_without_an_answer_are_counted_and_in_no_figure() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TURN_TASKS, ids=lambda task: task.name)
-def test_the_scorer_rates_turns_as_its_card_says(task: TurnTask) -> None:
+def test_the_scorer_rates_turns_as_its_card_says(task):
     judge = build_judge(JudgeConfig(model="scorer", score="utility"))
     figures, said = turn_figures(judge, task, 80, seed=0), recorded("scorer")[task.name]
     assert figures["right"] > said["right"] - 0.1
@@ -110,7 +110,7 @@ def test_the_scorer_rates_turns_as_its_card_says(task: TurnTask) -> None:
 
 
 @pytest.mark.slow
-def test_the_scorer_tells_success_of_clips_as_its_card_says() -> None:
+def test_the_scorer_tells_success_of_clips_as_its_card_says():
     judge = build_judge(JudgeConfig(model="scorer", score="success"))
     figures = push_figures(judge, collect_pushes(80, "held_out", 0), 2)
     said = recorded("scorer")["push_block, 2 images"]
@@ -120,7 +120,7 @@ def test_the_scorer_tells_success_of_clips_as_its_card_says() -> None:
 
 
 @pytest.mark.slow
-def test_the_video_judge_tells_success_as_its_card_says() -> None:
+def test_the_video_judge_tells_success_as_its_card_says():
     suite = "libero_object"
     said = recorded("video")["2 frames"][suite]
     shown = play(PlayConfig(out=Path(), tasks=(f"{suite}/1",), episodes=6, held_out=True))
@@ -130,13 +130,13 @@ def test_the_video_judge_tells_success_as_its_card_says() -> None:
 
 
 @pytest.fixture(scope="module")
-def engine() -> PolicyEngine:
+def engine():
     return PolicyEngine(load_policy(PolicyConfig(device="cpu")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", POLICY_TASKS, ids=lambda task: task.name)
-def test_the_policy_reads_as_its_card_says_and_cannot_play(engine: PolicyEngine, task: PolicyTask) -> None:
+def test_the_policy_reads_as_its_card_says_and_cannot_play(engine, task):
     figures = reply_figures(engine, task, 150, seed=2_000_000, max_new_tokens=80)
     assert figures["valid"] > 0.95
     assert figures["reads greedy"] > recorded("policy")[task.name]["reads greedy"] - 0.1

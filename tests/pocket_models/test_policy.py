@@ -8,21 +8,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from pocket_models.dataset import readable_columns
-from pocket_models.policy import (
-    POLICY_TASKS,
-    PolicyData,
-    PolicyTask,
-    Replies,
-    collect_moments,
-    key_phrases,
-    prompt_phrases,
-)
+from pocket_models.policy import POLICY_TASKS, PolicyData, Replies, collect_moments, key_phrases, prompt_phrases
 from rlvlm.pocket.models import weights_folder
 
 NUMBER_LINE = POLICY_TASKS[0]
 
 
-def test_a_thought_is_cut_before_its_plan_and_phrases_are_shared_by_prompts_and_replies() -> None:
+def test_a_thought_is_cut_before_its_plan_and_phrases_are_shared_by_prompts_and_replies():
     env, moments = collect_moments(NUMBER_LINE, 20, seed=0)
     replies = Replies([NUMBER_LINE], moments)
     for moment in moments:
@@ -35,7 +27,7 @@ def test_a_thought_is_cut_before_its_plan_and_phrases_are_shared_by_prompts_and_
 
 
 @pytest.mark.parametrize("task", POLICY_TASKS, ids=lambda task: task.name)
-def test_replies_read_the_image_correctly_and_act_evenly(task: PolicyTask) -> None:
+def test_replies_read_the_image_correctly_and_act_evenly(task):
     env, moments = collect_moments(task, 30, seed=1)
     columns, sizes = readable_columns(np.stack([moment.key for moment in moments]))
     assert len(columns) == len(sizes) > 1, "what can be read varies"
@@ -52,7 +44,7 @@ def test_replies_read_the_image_correctly_and_act_evenly(task: PolicyTask) -> No
 
 
 @pytest.mark.parametrize("task", POLICY_TASKS, ids=lambda task: task.name)
-def test_prompts_are_still_those_of_the_training(task: PolicyTask) -> None:
+def test_prompts_are_still_those_of_the_training(task):
     """Whole sentences are single tokens; another wording would fall apart into many and mean nothing to the model."""
     env, [moment] = collect_moments(task, 1, seed=0)
     ids = AutoTokenizer.from_pretrained(weights_folder("policy"))(moment.prompt).input_ids
@@ -61,7 +53,7 @@ def test_prompts_are_still_those_of_the_training(task: PolicyTask) -> None:
     env.close()
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_settings_that_cannot_work_are_refused():
     for broken in ({"moments": 0}, {"held_out": 0}, {"tasks": ("chess",)}):
         with pytest.raises(ValueError, match=">= 1|no such tasks: chess"):
             PolicyData(**broken)

@@ -20,13 +20,12 @@ from pocket_models.scorer import (
     readable_pushes,
 )
 from rlvlm.envs import push_block as table
-from rlvlm.judges.config import ScoreMode
 from rlvlm.pocket.models import weights_folder
 
 NUMBER_LINE, _, DOORKEY = TURN_TASKS
 
 
-def test_moves_are_rated_by_the_experts_remaining_steps() -> None:
+def test_moves_are_rated_by_the_experts_remaining_steps():
     assert [rating_of(3, left) for left in (4, 3, 2, 0)] == [AWAY, SAME, NEARER, REACHED]
     env, turns = collect_turns(NUMBER_LINE, 200, "train", 0)
     for turn in turns:
@@ -38,7 +37,7 @@ def test_moves_are_rated_by_the_experts_remaining_steps() -> None:
 
 
 @pytest.mark.slow
-def test_held_out_layouts_are_never_trained_on() -> None:
+def test_held_out_layouts_are_never_trained_on():
     layouts = []
     for split in ("train", "held_out"):
         env, turns = collect_turns(DOORKEY, 400, split, 0)
@@ -49,7 +48,7 @@ def test_held_out_layouts_are_never_trained_on() -> None:
     assert starts[0] and starts[1] and len(starts[0] & starts[1]) < len(starts[1])
 
 
-def test_a_push_is_read_from_its_last_image_alone() -> None:
+def test_a_push_is_read_from_its_last_image_alone():
     pushes = collect_pushes(300, "train", 0)
     values, sizes = readable_pushes(np.stack([push.snapshots[-1] for push in pushes]))
     assert (values.max(0) < sizes).all()
@@ -62,7 +61,7 @@ def test_a_push_is_read_from_its_last_image_alone() -> None:
 
 
 @pytest.mark.slow
-def test_questions_backwards_and_off_the_goal_have_their_own_answers() -> None:
+def test_questions_backwards_and_off_the_goal_have_their_own_answers():
     dataset, rng = ScorerDataset(60, 10, 0), np.random.default_rng(0)
     turns = [dataset.draw_turn(rng) for _ in range(300)]
     assert {question.answer for question in turns} == {"1", "2", "4", "5"}
@@ -78,7 +77,7 @@ def test_questions_backwards_and_off_the_goal_have_their_own_answers() -> None:
 @pytest.mark.parametrize(
     ("model", "mode", "most"), [("scorer", "utility", 60), ("scorer", "success", 40), ("video", "success", 60)]
 )
-def test_the_questions_are_still_those_of_the_training(model: str, mode: ScoreMode, most: int) -> None:
+def test_the_questions_are_still_those_of_the_training(model, mode, most):
     """Whole sentences are single tokens; another wording would fall apart into many and mean nothing to the model."""
     goal = "reach the green goal square" if model == "scorer" else "pick up the milk and place it in the basket"
     chat = LabelledQuestion(mode=mode, goal=goal, action="turn left", images=(0, 1), answer="").chat

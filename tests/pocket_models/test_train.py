@@ -41,7 +41,7 @@ def train(config: TrainConfig, out: Path) -> Trainer:
     return trainer
 
 
-def test_step_sizes_and_optimizers_worked_by_hand() -> None:
+def test_step_sizes_and_optimizers_worked_by_hand():
     assert [hold_then_fall(step, 100) for step in (0, 9, 70, 85, 99)] == pytest.approx([0.1, 1, 1, 0.5, 1 / 30])
     assert hold_then_fall(24, 1_000) == 0.5  # 50 steps at most to warm up
     layers, head = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), nn.Linear(4, 2)
@@ -52,7 +52,7 @@ def test_step_sizes_and_optimizers_worked_by_hand() -> None:
     assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.2, 0.1)
 
 
-def test_a_vision_encoder_must_come_from_somewhere() -> None:
+def test_a_vision_encoder_must_come_from_somewhere():
     with pytest.raises(ValueError, match="--start"):
         replace(CONFIGS["policy"], vision_steps=0)
     with pytest.raises(ValueError, match="language_steps must be >= 1"):
@@ -60,7 +60,7 @@ def test_a_vision_encoder_must_come_from_somewhere() -> None:
 
 
 @pytest.mark.slow
-def test_a_judge_learns_repeats_itself_and_replaces_the_old_folder_as_a_whole(tmp_path, monkeypatch) -> None:
+def test_a_judge_learns_repeats_itself_and_replaces_the_old_folder_as_a_whole(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "own_bars", sys.modules[__name__])
     short = replace(CONFIGS["judge"], data=JudgeData(scenes="own_bars:bars"), vision_batch=6, language_batch=3)
     (tmp_path / "first").mkdir()
@@ -81,7 +81,7 @@ def test_a_judge_learns_repeats_itself_and_replaces_the_old_folder_as_a_whole(tm
 
 
 @pytest.mark.slow
-def test_a_scorer_and_a_video_judge_say_what_they_may_be_asked(tmp_path: Path) -> None:
+def test_a_scorer_and_a_video_judge_say_what_they_may_be_asked(tmp_path):
     scorer = replace(CONFIGS["scorer"], data=ScorerData(moves=40, pushes=6), vision_batch=8, language_batch=8)
     train(replace(scorer, vision_steps=1, language_steps=2), tmp_path / "scorer")
     made = build_judge(JudgeConfig(model=str(tmp_path / "scorer"), score="success"))
@@ -101,7 +101,7 @@ def test_a_scorer_and_a_video_judge_say_what_they_may_be_asked(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_policy_goes_on_with_a_vision_encoder_that_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_policy_goes_on_with_a_vision_encoder_that_stays_as_it_was(tmp_path):
     data = PolicyData(tasks=("number_line",), moments=60, held_out=20)
     config = replace(CONFIGS["policy"], data=data, vision_steps=3, language_steps=3, vision_batch=6, language_batch=6)
     trainer = train(config, tmp_path / "first")

@@ -1,7 +1,6 @@
 """What the pocket video judge learns: what is read in a frame, and which answer is right."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from tiny_clips import MILK, SOUP, make_clips
@@ -9,7 +8,7 @@ from tiny_clips import MILK, SOUP, make_clips
 from pocket_models.video import MOMENTS, Clips, VideoDataset, readable_places
 
 
-def test_places_are_read_in_bins_with_the_target_that_a_thing_is_at() -> None:
+def test_places_are_read_in_bins_with_the_target_that_a_thing_is_at():
     # by hand: 0 lies in the middle of 15 bins, the eighth; 0.3 m is (0.3 + 0.45) / 0.06 = 12.5, the thirteenth
     places = [[0.0, 0.0, 0.1], [0.3, -9.0, 0.0], [np.nan] * 3, [0.06, -0.06, 0.0], [np.nan] * 3, [0.3, -8.95, 0.4]]
     shown = replace(
@@ -25,7 +24,7 @@ def test_places_are_read_in_bins_with_the_target_that_a_thing_is_at() -> None:
     assert (values.reshape(-1, 18).max(axis=0) < sizes).all()
 
 
-def test_every_other_instruction_of_two_is_one_of_the_same_suite() -> None:
+def test_every_other_instruction_of_two_is_one_of_the_same_suite():
     """Where the scene is the same, only the words tell what is wanted."""
     near, far = "put the mug on the plate", "open the drawer"
     shown = replace(
@@ -42,7 +41,7 @@ def test_every_other_instruction_of_two_is_one_of_the_same_suite() -> None:
     assert 0.8 < in_suite < 0.94  # four fifths, and a third of the rest
 
 
-def test_only_the_end_of_a_success_is_one_and_only_of_its_own_task() -> None:
+def test_only_the_end_of_a_success_is_one_and_only_of_its_own_task():
     shown = make_clips()
     whole = np.arange(MOMENTS)
     assert shown.question(0, whole, SOUP).answer == "yes"
@@ -54,7 +53,7 @@ def test_only_the_end_of_a_success_is_one_and_only_of_its_own_task() -> None:
     assert 0.15 < answers.count("yes") / 400 < 0.35  # half of .8 x .85 x .7
 
 
-def test_clips_are_kept_whole(tmp_path: Path) -> None:
+def test_clips_are_kept_whole(tmp_path):
     shown = make_clips()
     shown.save(tmp_path / "clips.npz")
     again = Clips.load(tmp_path / "clips.npz")

@@ -1,7 +1,5 @@
 """A conditioned policy is asked for what is better than expected, and learns what it is told of what it is shown."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -14,7 +12,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from tests.tiny_policy import tiny_policy
 
 
-def test_advantage_words_follow_the_judgement_and_are_dropped_now_and_then() -> None:
+def test_advantage_words_follow_the_judgement_and_are_dropped_now_and_then():
     judged = np.repeat(np.array([1.0, 0.0, np.nan], np.float32), 400)
     texts = told(["go"] * 1_200, judged, np.random.default_rng(0))
     for begin, word in ((0, "go\nAdvantage: positive"), (400, "go\nAdvantage: negative")):
@@ -24,7 +22,7 @@ def test_advantage_words_follow_the_judgement_and_are_dropped_now_and_then() -> 
     assert positive(["go"]) == ("go\nAdvantage: positive",)
 
 
-def test_a_vla_reads_the_word_when_it_plays_and_not_what_it_is_shown() -> None:
+def test_a_vla_reads_the_word_when_it_plays_and_not_what_it_is_shown():
     env = make_env("push_block", task_env("push_block"), 0)
     config = VLAConfig(conditioned=True, pocket=PocketVLAConfig(image_px=16, hidden=32))
     policy = build_policy(config, env)  # pyright: ignore[reportArgumentType] - its kind
@@ -35,7 +33,7 @@ def test_a_vla_reads_the_word_when_it_plays_and_not_what_it_is_shown() -> None:
     assert not torch.equal(asked, shown)
 
 
-def test_a_vlm_reads_the_word_when_it_plays_and_not_what_it_is_shown(tmp_path: Path) -> None:
+def test_a_vlm_reads_the_word_when_it_plays_and_not_what_it_is_shown(tmp_path):
     policy = tiny_policy(tmp_path, config=PolicyConfig(learns="all", conditioned=True))
     plain = tiny_policy(tmp_path)
     obs = Observations(texts=("Go.",), images=(b"image 0",))

@@ -29,7 +29,7 @@ def kept(content: Any) -> Any:
     return content.copy()
 
 
-def test_tensors_fill_buckets_in_their_order_by_hand() -> None:
+def test_tensors_fill_buckets_in_their_order_by_hand():
     # bytes: 8, 4, 8, 32, 4; a bucket of 16 takes the first two, c; d is larger and has one of its own; e is left
     buckets = write_buckets(small_state(), kept, size=16)
     found = [[(tensor.name, tensor.begin, tensor.end) for tensor in bucket.tensors] for bucket in buckets]
@@ -40,14 +40,14 @@ def test_tensors_fill_buckets_in_their_order_by_hand() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 12, 16, 1000])
-def test_buckets_round_trip(size: int) -> None:
+def test_buckets_round_trip(size):
     state = small_state()
     own = {name: torch.full_like(value, -1.0) for name, value in state.items()}
     fill_from_buckets(own, write_buckets(state, kept, size=size), lambda bucket: bucket.where)
     assert all(torch.equal(value, state[name]) for name, value in own.items())
 
 
-def test_foreign_buckets_are_refused_before_anything_is_written() -> None:
+def test_foreign_buckets_are_refused_before_anything_is_written():
     buckets = write_buckets(small_state(), kept, size=16)
     own = {name: torch.zeros_like(value) for name, value in small_state().items()}
     for state in ({**own, "f": torch.zeros(1)}, {**own, "e": torch.zeros(2)}):
@@ -64,7 +64,7 @@ def test_foreign_buckets_are_refused_before_anything_is_written() -> None:
             fill_from_buckets(own, write_buckets(poisoned, kept, size=16), lambda bucket: bucket.where)
 
 
-def test_a_digest_is_of_names_types_and_bytes() -> None:
+def test_a_digest_is_of_names_types_and_bytes():
     state = small_state()
     digest = digest_of(write_buckets(state, kept, size=16))
     assert digest == digest_of(write_buckets(state, lambda _: None, size=16))
@@ -72,7 +72,7 @@ def test_a_digest_is_of_names_types_and_bytes() -> None:
     assert all(digest != digest_of(write_buckets(other, kept, size=16)) for other in changed)
 
 
-def test_neither_side_holds_more_than_two_buckets(tmp_path: Path) -> None:
+def test_neither_side_holds_more_than_two_buckets(tmp_path):
     """Through files, as the bytes in between are nobody's memory: 128 MiB of weights, buckets of 8."""
     state = {f"layer {number}": torch.randn(1024, 1024) for number in range(32)}
     own = {name: torch.ones_like(value) for name, value in state.items()}

@@ -1,7 +1,6 @@
 """The last k images in a prompt: as the model itself reads them, from env to weights, and with k = 1 as ever."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def played(history: int, turns: int = 3) -> EnvSlot:
     return slot
 
 
-def test_history_by_hand() -> None:
+def test_history_by_hand():
     obs = obs_of(1, 2, 3)
     assert obs.with_history(1) is obs
     seen = obs.with_history(3)
@@ -43,7 +42,7 @@ def test_history_by_hand() -> None:
     assert seen.images == (b"111", b"112", b"123") and seen.texts == obs.texts
 
 
-def test_a_slot_sees_what_a_recorded_episode_becomes_and_goes_on_from_a_checkpoint() -> None:
+def test_a_slot_sees_what_a_recorded_episode_becomes_and_goes_on_from_a_checkpoint():
     one, three = played(1), played(3)
     plain, several = one.episode().obs, three.episode().obs
     wanted = plain.with_history(3)
@@ -67,7 +66,7 @@ def test_a_slot_sees_what_a_recorded_episode_becomes_and_goes_on_from_a_checkpoi
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_several_images_are_read_as_the_model_reads_them(family: str, tmp_path: Path) -> None:
+def test_several_images_are_read_as_the_model_reads_them(family, tmp_path):
     policy = tiny_policy(tmp_path, family, PolicyConfig(learns="all", history=3))
     frames = np.random.default_rng(1).integers(0, 256, (2, 3, 56, 56, 3), np.uint8)
     frames[1, :2] = frames[0, 1:]  # the next turn
@@ -108,7 +107,7 @@ def test_several_images_are_read_as_the_model_reads_them(family: str, tmp_path: 
     assert (changed[0, : len(ids[0])] - read[0, : len(ids[0])]).abs().max() > 1e-6
 
 
-def test_eyes_that_learn_look_again_at_each_of_several(tmp_path: Path) -> None:
+def test_eyes_that_learn_look_again_at_each_of_several(tmp_path):
     policy = tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", history=2, train_vision=True))
     frames = np.random.default_rng(1).integers(0, 256, (2, 2, 56, 56, 3), np.uint8)
     policy.show([b"a", b"b"], frames)
@@ -120,7 +119,7 @@ def test_eyes_that_learn_look_again_at_each_of_several(tmp_path: Path) -> None:
     assert any(p.grad is not None and p.grad.any() for name, p in policy.model.named_parameters() if "visual" in name)
 
 
-def test_other_numbers_of_images_are_refused() -> None:
+def test_other_numbers_of_images_are_refused():
     with pytest.raises(ValueError, match="policy.history must be >= 1, got 0"):
         PolicyConfig(history=0)
     one, three = (sft_manifest_of(TASK, task_env(TASK), PolicyConfig(history=k), ("+", "-")) for k in (1, 3))

@@ -30,7 +30,7 @@ FRAMES = np.random.default_rng(0).integers(0, 256, (4, 56, 96, 3), np.uint8)
 
 
 @pytest.fixture(scope="module", params=SAVE)
-def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def published(request, tmp_path_factory):
     """A family, and a folder in its layout."""
     return request.param, save_published(tmp_path_factory.mktemp("hub") / request.param, request.param)
 
@@ -63,14 +63,14 @@ def check_recomputed(policy: VLMPolicy, count: int = 8) -> None:
 
 
 @pytest.mark.slow
-def test_a_judge_answers_a_pair_and_a_score(published: tuple[str, Path]) -> None:
+def test_a_judge_answers_a_pair_and_a_score(published):
     exact, coarse = judged(published[1]), judged(published[1], quantization="nf4")
     for probabilities, _ in (exact, coarse):
         assert sum(probabilities) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_a_policy_samples_what_it_recomputes_and_what_its_own_forward_pass_says(published: tuple[str, Path]) -> None:
+def test_a_policy_samples_what_it_recomputes_and_what_its_own_forward_pass_says(published):
     family, folder = published
     policy = acting(folder)
     check_recomputed(policy)
@@ -97,9 +97,7 @@ def test_a_policy_samples_what_it_recomputes_and_what_its_own_forward_pass_says(
 
 
 @pytest.mark.slow
-def test_an_adapter_learns_beside_coarse_weights_and_is_read_by_names_of_either_age(
-    published: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_an_adapter_learns_beside_coarse_weights_and_is_read_by_names_of_either_age(published, tmp_path):
     family, folder = published
     policy = acting(folder, learns="lora", lora_rank=2, quantization="nf4")
     obs, seeds = requests(4)
@@ -130,7 +128,7 @@ def test_an_adapter_learns_beside_coarse_weights_and_is_read_by_names_of_either_
             assert torch.equal(again.trained_state()[name], value), name
 
 
-def test_an_uncompared_layout_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_uncompared_layout_is_refused_at_once(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "paligemma"}))
     with pytest.raises(ModelUnavailable, match="paligemma model, which cannot be trained") as caught:
         load_policy(PolicyConfig(model=str(tmp_path)))

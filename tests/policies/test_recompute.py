@@ -1,7 +1,6 @@
 """Gradient checkpointing: what stays in memory for a backward pass by hand, and gradients that do not notice."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rlvlm.vlms.blocks import blocks_of, recompute_blocks
 from tests.tiny_policy import FAMILIES, requests, show_images, tiny_policy
 
 
-def test_a_block_keeps_its_input_alone_by_hand() -> None:
+def test_a_block_keeps_its_input_alone_by_hand():
     values = torch.ones(5, requires_grad=True)
     network = torch.nn.Module()
     network.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Sigmoid())])
@@ -31,7 +30,7 @@ def test_a_block_keeps_its_input_alone_by_hand() -> None:
     assert saved_bytes(lambda: recomputed(values)) == 5 * 4  # what it was given, and nothing between
 
 
-def test_rows_are_packed_by_the_longest_by_hand() -> None:
+def test_rows_are_packed_by_the_longest_by_hand():
     assert pack([5, 2, 9, 3, 2], max_tokens=10) == [[2], [0, 3], [1, 4]]
     assert pack([20, 1], max_tokens=10) == [[0], [1]] and pack([], max_tokens=10) == []
 
@@ -46,7 +45,7 @@ def gradients(policy: Any, asked: Any, **settings: Any) -> tuple[Any, dict[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_every_family_has_the_same_loss_and_gradient(tmp_path: Path, family: str, learns: str) -> None:
+def test_every_family_has_the_same_loss_and_gradient(tmp_path, family, learns):
     targets = {} if learns == "all" else {"lora_rank": 4, "lora_targets": r".*(_proj|attn\.qkv|fc1)"}
     config = PolicyConfig(learns=learns, train_vision=True, recompute=False, **targets)  # pyright: ignore[reportArgumentType]
     plain = tiny_policy(tmp_path, family, config)
@@ -77,7 +76,7 @@ def test_every_family_has_the_same_loss_and_gradient(tmp_path: Path, family: str
     assert kept[1] < 0.6 * kept[0], kept
 
 
-def test_log_probs_in_slices_are_those_of_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probs_in_slices_are_those_of_all_at_once(tmp_path, monkeypatch):
     policy = tiny_policy(tmp_path)
     head = policy.backbone.model.get_output_embeddings().weight
     monkeypatch.setattr(backbone, "_LOGITS_AT_ONCE", 3 * len(head))  # three tokens
@@ -99,7 +98,7 @@ def test_log_probs_in_slices_are_those_of_all_at_once(tmp_path: Path, monkeypatc
     assert kept[1] <= hidden.nbytes + 11 * 8 < kept[0] / 8, kept  # what it was given, and not one row of logits
 
 
-def test_large_models_are_computed_twice_and_pocket_models_are_not() -> None:
+def test_large_models_are_computed_twice_and_pocket_models_are_not():
     with torch.device("meta"):
         small, large = (torch.nn.Module() for _ in range(2))
         small.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
@@ -110,7 +109,7 @@ def test_large_models_are_computed_twice_and_pocket_models_are_not() -> None:
 
 
 @pytest.mark.slow
-def test_at_real_width_a_layer_keeps_its_input() -> None:
+def test_at_real_width_a_layer_keeps_its_input():
     width = "qwen2.5-vl-3b"
     before = bytes_per_token_and_layer(width, recompute=False, tokens=16)
     after = bytes_per_token_and_layer(width, recompute=True, tokens=16)

@@ -1,7 +1,5 @@
 """Sampling: the model's own `generate` is the reference for greedy replies; seeds decide the sampled ones."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,16 +8,15 @@ from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.reply_policy import ReplySampling, draw
 from rlvlm.policies.vlm.engine import PolicyEngine
-from rlvlm.policies.vlm.policy import VLMPolicy
 from tests.tiny_policy import FAMILIES, requests, tiny_policy
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VLMPolicy:
+def policy(request, tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("vlm"), request.param)
 
 
-def test_a_number_picks_where_it_falls_in_the_distribution() -> None:
+def test_a_number_picks_where_it_falls_in_the_distribution():
     """Probabilities 0.5, 0, 0.25, 0.25: 0.49 is the first, 0.51 already the third, never the second."""
     table = torch.tensor([[0.5, 0.0, 0.25, 0.25]]).clamp_min(1e-45).log()
     table[0, 1] = -1e9
@@ -29,7 +26,7 @@ def test_a_number_picks_where_it_falls_in_the_distribution() -> None:
 
 
 @pytest.mark.slow
-def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
+def test_greedy_replies_are_those_of_generate(policy):
     replies = PolicyEngine(policy).reply(*requests(4), ReplySampling(max_new_tokens=8, greedy=True))
     rng = np.random.default_rng(0)  # the same frames as in tests.tiny_policy
     frames = [frame for size in ((56, 56), (56, 96)) for frame in rng.integers(0, 256, (2, *size, 3), np.uint8)]
@@ -51,7 +48,7 @@ def test_greedy_replies_are_those_of_generate(policy: VLMPolicy) -> None:
 
 
 @pytest.mark.slow
-def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy: VLMPolicy) -> None:
+def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy):
     engine = PolicyEngine(policy, max_batch=3)
     obs, seeds = requests(8)
     together = engine.reply(obs, seeds, ReplySampling(max_new_tokens=10))
@@ -63,7 +60,7 @@ def test_a_reply_depends_on_its_seed_and_not_on_its_batch(policy: VLMPolicy) -> 
         assert one.ids.tolist() != third.ids.tolist()
 
 
-def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy) -> None:
+def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy):
     """The stop token is made likely, so that both kinds appear within one batch."""
     with torch.no_grad():
         head = policy.model.get_output_embeddings()
@@ -80,7 +77,7 @@ def test_a_reply_ends_with_its_stop_token_or_is_marked_as_cut(policy: VLMPolicy)
         assert "<|im_end|>" not in reply.text
 
 
-def test_versions_travel_and_impossible_requests_are_refused(tmp_path: Path) -> None:
+def test_versions_travel_and_impossible_requests_are_refused(tmp_path):
     engine = PolicyEngine(tiny_policy(tmp_path))
     engine.version = 7
     assert {reply.version for reply in engine.reply(*requests(2), ReplySampling(max_new_tokens=1))} == {7}

@@ -1,7 +1,6 @@
 """A policy's log-probs and values: batched against single, sampled against recomputed, and what may not be written."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from tests.tiny_policy import FAMILIES, requests, show_images, tiny_policy
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VLMPolicy:
+def policy(request, tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("vlm"), request.param)
 
 
@@ -35,7 +34,7 @@ def sample(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperature: float) -> None:
+def test_sampled_log_probs_are_the_recomputed_ones(policy, temperature):
     obs, tokens, replies = sample(policy, temperature=temperature)
     read = policy.read(obs, tokens, Reading(temperature=temperature))
     for row, reply in enumerate(replies):
@@ -45,7 +44,7 @@ def test_sampled_log_probs_are_the_recomputed_ones(policy: VLMPolicy, temperatur
         assert float(read.values[row].detach()) == pytest.approx(reply.value, abs=1e-3)
 
 
-def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
+def test_a_batch_reads_as_its_rows_do(policy):
     obs, tokens, _ = sample(policy)
     batch = policy.read(obs, tokens, Reading(with_entropies=True, with_token_values=True))
     assert batch.entropies is not None and batch.token_values is not None
@@ -64,7 +63,7 @@ def test_a_batch_reads_as_its_rows_do(policy: VLMPolicy) -> None:
         torch.testing.assert_close(policy.values(obs.at([row]))[0], single.values[0], atol=1e-4, rtol=1e-4)
 
 
-def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> None:
+def test_gradients_are_finite_and_stay_out_of_the_eyes(policy):
     policy.zero_grad()
     read = policy.read(*sample(policy)[:2], Reading(with_entropies=True))
     assert read.entropies is not None
@@ -76,7 +75,7 @@ def test_gradients_are_finite_and_stay_out_of_the_eyes(policy: VLMPolicy) -> Non
     policy.zero_grad()
 
 
-def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None:
+def test_a_detached_value_does_not_reach_the_backbone(policy):
     policy.zero_grad()
     policy.read(*sample(policy, 2)[:2], Reading(detach_values=True)).values.sum().backward()
     assert all(p.grad is None for p in policy.acting_parameters())
@@ -84,7 +83,7 @@ def test_a_detached_value_does_not_reach_the_backbone(policy: VLMPolicy) -> None
     policy.zero_grad()
 
 
-def test_the_critic_sees_the_image_and_where_the_prompt_ends_and_nothing_else(policy: VLMPolicy) -> None:
+def test_the_critic_sees_the_image_and_where_the_prompt_ends_and_nothing_else(policy):
     obs, tokens, _ = sample(policy)
     padded = policy.pad(obs, tokens)
     hidden = policy.hidden(padded, obs.images).detach()
@@ -96,7 +95,7 @@ def test_the_critic_sees_the_image_and_where_the_prompt_ends_and_nothing_else(po
         assert ((before - moved).abs() > 1e-4).all() == is_moved
 
 
-def test_banned_tokens_have_no_probability(policy: VLMPolicy) -> None:
+def test_banned_tokens_have_no_probability(policy):
     tokenizer = policy.tokenizer
     banned = set(policy.banned_ids.tolist())
     assert policy.stop_id not in banned and policy.backbone.pad_id in banned
@@ -109,7 +108,7 @@ def test_banned_tokens_have_no_probability(policy: VLMPolicy) -> None:
     torch.testing.assert_close(policy_logits.exp().sum(-1), torch.ones(3))
 
 
-def test_demonstrations_end_as_replies_do(policy: VLMPolicy) -> None:
+def test_demonstrations_end_as_replies_do(policy):
     written = policy.write('{"action": "+"}')
     assert written[-1] == policy.stop_id
     assert policy.text_of(written) == '{"action": "+"}'
@@ -117,7 +116,7 @@ def test_demonstrations_end_as_replies_do(policy: VLMPolicy) -> None:
         policy.write("a<|im_end|>b")
 
 
-def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path) -> None:
+def test_an_action_head_reads_a_batch_as_its_rows(tmp_path):
     config = PolicyConfig(learns="all", head="actions")
     policy = tiny_policy(tmp_path, "qwen3_vl", config, num_actions=3)
     engine = PolicyEngine(policy)
@@ -134,7 +133,7 @@ def test_an_action_head_reads_a_batch_as_its_rows(tmp_path: Path) -> None:
     assert [action.action for action in greedy] == log_probs.argmax(-1).tolist()
 
 
-def test_an_adapter_alone_learns_and_earlier_weights_can_be_looked_through(tmp_path: Path) -> None:
+def test_an_adapter_alone_learns_and_earlier_weights_can_be_looked_through(tmp_path):
     policy = tiny_policy(tmp_path, "qwen2_5_vl", PolicyConfig(learns="lora", lora_rank=2))
     assert policy.acting_parameters()
     assert all("lora_" in name or "_head" in name for name in policy.trained_state())
@@ -154,7 +153,7 @@ def test_an_adapter_alone_learns_and_earlier_weights_can_be_looked_through(tmp_p
         pass
 
 
-def test_trained_weights_travel(tmp_path: Path) -> None:
+def test_trained_weights_travel(tmp_path):
     first, second = (tiny_policy(tmp_path / name) for name in ("a", "b"))
     for parameter in first.acting_parameters() + first.value_parameters():
         parameter.data.add_(0.01)
@@ -166,7 +165,7 @@ def test_trained_weights_travel(tmp_path: Path) -> None:
         second.load_trained_state({"x": torch.zeros(1)})
 
 
-def test_trained_eyes_look_again_and_get_gradients(tmp_path: Path) -> None:
+def test_trained_eyes_look_again_and_get_gradients(tmp_path):
     policy = tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", train_vision=True))
     asked = sample(policy)[:2]
     read = policy.read(*asked)
@@ -177,7 +176,7 @@ def test_trained_eyes_look_again_and_get_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "nf4")])
-def test_coarse_weights_sample_and_learn(tmp_path: Path, dtype, quantization) -> None:
+def test_coarse_weights_sample_and_learn(tmp_path, dtype, quantization):
     """Heads and log-probs are float32 whatever the weights are; only the adapter and the heads take gradients."""
     config = PolicyConfig(learns="lora", lora_rank=4, dtype=dtype, quantization=quantization)
     policy = tiny_policy(tmp_path, "qwen3_vl", config)
@@ -192,7 +191,7 @@ def test_coarse_weights_sample_and_learn(tmp_path: Path, dtype, quantization) ->
     assert learning and all("lora_" in name or name.startswith("value_head") for name in learning)
 
 
-def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for(tmp_path: Path) -> None:
+def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for(tmp_path):
     config = PolicyConfig(learns="lora", lora_rank=4, dtype="float32", quantization="nf4")
     policy = tiny_policy(tmp_path, "qwen3_vl", config)
     for parameter in policy.acting_parameters():
@@ -221,7 +220,7 @@ def test_gradients_through_4_bit_weights_are_those_of_the_weights_they_stand_for
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * float(other.abs().max()))
 
 
-def test_eyes_that_stop_learning_look_once_and_are_still_saved(tmp_path: Path) -> None:
+def test_eyes_that_stop_learning_look_once_and_are_still_saved(tmp_path):
     policy = tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", train_vision=True))
     policy.stop_training_vision()
     assert len(policy.images) == 0, "what was encoded with other eyes is forgotten"
@@ -233,7 +232,7 @@ def test_eyes_that_stop_learning_look_once_and_are_still_saved(tmp_path: Path) -
     assert any(".visual." in name for name in policy.trained_state())
 
 
-def test_features_of_eyes_that_have_changed_are_forgotten(tmp_path: Path) -> None:
+def test_features_of_eyes_that_have_changed_are_forgotten(tmp_path):
     kept, changed = (
         tiny_policy(tmp_path / str(learns), "qwen3_vl", PolicyConfig(learns="all", train_vision=learns))
         for learns in (False, True)
@@ -243,7 +242,7 @@ def test_features_of_eyes_that_have_changed_are_forgotten(tmp_path: Path) -> Non
     assert (len(kept.images), len(changed.images)) == (4, 0)
 
 
-def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_path: Path) -> None:
+def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_path):
     words = ("Which way is the goal? ", "add or subtract one")
     plain, taught = (
         tiny_policy(tmp_path, "qwen3_vl", PolicyConfig(learns="all", new_words=new)) for new in ((), (*words, "a"))
@@ -262,14 +261,14 @@ def test_new_words_are_one_token_each_and_begin_as_the_mean_of_their_parts(tmp_p
 
 
 @pytest.mark.parametrize("settings", [{"learns": "lora"}, {"adapter": "mine"}, {"model": "some/model"}])
-def test_new_words_are_refused_where_their_vectors_would_not_learn(settings: dict[str, Any]) -> None:
+def test_new_words_are_refused_where_their_vectors_would_not_learn(settings):
     with pytest.raises(ValueError, match="policy.new_words has no effect where an adapter learns, got 1 of them"):
         PolicyConfig(new_words=("hello",), **settings)
     assert not PolicyConfig(new_words=(), **settings).new_words
     assert PolicyConfig(new_words=("hello",), model="some/model", learns="all").new_words
 
 
-def test_a_vision_encoder_that_nothing_would_teach_is_refused(tmp_path: Path) -> None:
+def test_a_vision_encoder_that_nothing_would_teach_is_refused(tmp_path):
     config = PolicyConfig(learns="lora", lora_rank=2, train_vision=True)
     with pytest.raises(UsageError, match="policy.train_vision has no effect"):
         tiny_policy(tmp_path, "qwen3_vl", config)
@@ -287,9 +286,7 @@ def test_a_vision_encoder_that_nothing_would_teach_is_refused(tmp_path: Path) ->
         ({"model": "some/model"}, "auto"),
     ],
 )
-def test_weights_that_learn_are_not_rounded(
-    settings: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_learn_are_not_rounded(settings, dtype, tmp_path, monkeypatch):
     """On a GPU `auto` is bfloat16, in which a step of Adam is often less than the last bit of a weight."""
 
     class EnoughSeen(Exception):

@@ -1,7 +1,5 @@
 """Which tokens hold the action: the same characters for any tokenizer."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -43,11 +41,11 @@ def whole_words() -> Tokenizer:
 
 
 @pytest.fixture(params=[byte_level, unigram, whole_words], ids=lambda build: build.__name__)
-def tokenizer(request: pytest.FixtureRequest) -> Any:
+def tokenizer(request):
     return PreTrainedTokenizerFast(tokenizer_object=request.param(), eos_token="<eos>")
 
 
-def test_the_actions_tokens_spell_the_action(tokenizer: Any) -> None:
+def test_the_actions_tokens_spell_the_action(tokenizer):
     ids = np.array([*tokenizer(TEXT, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
     assert tokenizer.decode(ids[:-1]) == TEXT
     chosen = tokens_of_span(tokenizer, ids, SPAN)
@@ -61,7 +59,7 @@ def test_the_actions_tokens_spell_the_action(tokenizer: Any) -> None:
     assert TEXT[ends[begin] : ends[end + 1]].strip('": }').startswith("turn left")
 
 
-def test_an_odd_spelling_is_followed_as_it_was_written() -> None:
+def test_an_odd_spelling_is_followed_as_it_was_written():
     """`turn left` letter by letter, which no tokenizer would choose: nine tokens of the action all the same."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<eos>")
     letters = [tokenizer.convert_tokens_to_ids("Ġ" if c == " " else c) for c in '{"action": "turn left"}']

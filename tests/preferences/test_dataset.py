@@ -10,7 +10,7 @@ ANSWERS = [verdict(Label.LEFT), verdict(Label.TIE), verdict(Label.RIGHT), verdic
 
 
 @pytest.mark.parametrize(("ties", "p_right"), [("drop", [0, 1]), ("equal", [0, 0.5, 1])])
-def test_ties_train_on_demand_and_missing_answers_never(ties: str, p_right: list[float]) -> None:
+def test_ties_train_on_demand_and_missing_answers_never(ties, p_right):
     comparisons = Examples(num_sides=2)
     assert comparisons.add(decided([], [], ties)) == 0
     assert comparisons.add(decided([pair_of(0.1 * n, 1.0) for n in range(5)], ANSWERS, ties)) == len(p_right)
@@ -18,7 +18,7 @@ def test_ties_train_on_demand_and_missing_answers_never(ties: str, p_right: list
     assert len(comparisons) == len(p_right)
 
 
-def test_steps_come_comparison_by_comparison_left_before_right() -> None:
+def test_steps_come_comparison_by_comparison_left_before_right():
     comparisons = Examples(num_sides=2)
     pairs = draw_pairs(tiny_episodes(3), 7, 3, np.random.default_rng(0))
     comparisons.add(decided(pairs[:5], [verdict(Label.LEFT)] * 5, "drop"))
@@ -30,7 +30,7 @@ def test_steps_come_comparison_by_comparison_left_before_right() -> None:
         np.testing.assert_array_equal(getattr(steps, name), expected)
 
 
-def test_scores_train_where_there_is_one() -> None:
+def test_scores_train_where_there_is_one():
     frames = [one_step(0.1 * number) for number in range(4)]
     scores = [score(0.0), score(None), score(0.75), score(None, Status.FAILED)]
     examples = Examples(num_sides=1)

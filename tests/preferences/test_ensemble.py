@@ -16,7 +16,7 @@ def _states_and_network(rng: torch.Generator) -> tuple[torch.Tensor, StateNetwor
 
 
 @pytest.mark.parametrize("build", [_pictures_and_network, _states_and_network])
-def test_a_reading_depends_on_its_row_alone_to_the_bit(build) -> None:
+def test_a_reading_depends_on_its_row_alone_to_the_bit(build):
     rows, network = build(torch.Generator().manual_seed(0))
     together = read_in_passes(network.eval(), lambda part: rows[part], len(rows), 32)
     assert len(together.unique()) == len(rows)
@@ -31,7 +31,7 @@ def test_a_reading_depends_on_its_row_alone_to_the_bit(build) -> None:
 
 
 @pytest.mark.parametrize("num", [1, 4, 5, 8])
-def test_all_passes_have_one_size_and_the_filling_is_left_out(num: int) -> None:
+def test_all_passes_have_one_size_and_the_filling_is_left_out(num):
     sizes = []
 
     def read(rows: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ class Scripted(Teacher):
         return self._answer(pairs)
 
 
-def test_the_schedule_by_hand() -> None:
+def test_the_schedule_by_hand():
     loop = build(OracleTeacher())
     assert not loop.is_due(10), "nothing to draw from"
     for episode in tiny_episodes(4):
@@ -47,7 +47,7 @@ def test_the_schedule_by_hand() -> None:
     assert loop.num_sessions == 2
 
 
-def test_a_session_asks_records_stores_and_fits() -> None:
+def test_a_session_asks_records_stores_and_fits():
     loop = filled(OracleTeacher())
     assert loop.source.version == 0 and loop.source.labelling is Labelling.ON_CHANGE
     before = loop.source.label(transitions_of(*tiny_episodes(6)))
@@ -65,14 +65,14 @@ def test_a_session_asks_records_stores_and_fits() -> None:
     assert {record.session for record in loop.drain_records()} == {1} and loop.source.version == 2
 
 
-def test_the_budget_ends_the_asking() -> None:
+def test_the_budget_ends_the_asking():
     loop = filled(OracleTeacher(), feedback=dataclasses.replace(FEEDBACK, max_queries=13))
     assert loop.run_session(10)[metrics.QUERIES] == 8
     assert loop.is_due(15) and loop.run_session(15)[metrics.QUERIES] == 13
     assert not loop.is_due(1000)
 
 
-def test_pairs_that_look_alike_are_never_asked_and_cost_nothing() -> None:
+def test_pairs_that_look_alike_are_never_asked_and_cost_nothing():
     teacher = Scripted(truth)
     loop = filled(teacher, feedback=dataclasses.replace(FEEDBACK, queries=60))
     found = loop.run_session(10)
@@ -80,7 +80,7 @@ def test_pairs_that_look_alike_are_never_asked_and_cost_nothing() -> None:
     assert not look_alike(teacher.asked, FrameStore(TinyEnv(), 16)).any()
 
 
-def test_a_session_in_which_everything_looks_alike_asks_nothing_and_fits_nothing() -> None:
+def test_a_session_in_which_everything_looks_alike_asks_nothing_and_fits_nothing():
     teacher = Scripted(truth)
     loop = build(teacher)
     loop.add(dataclasses.replace(numbered_trajectory(20), snapshots=np.full((20, 3), 0.4, np.float32)))
@@ -90,7 +90,7 @@ def test_a_session_in_which_everything_looks_alike_asks_nothing_and_fits_nothing
     assert not loop.is_due(14) and loop.is_due(15)
 
 
-def test_a_session_without_a_decision_fits_nothing_unless_ties_train() -> None:
+def test_a_session_without_a_decision_fits_nothing_unless_ties_train():
     def undecided(pairs: Sequence[Pair]) -> list[Verdict]:
         return [verdict(Label.TIE) for _ in pairs]
 
@@ -102,7 +102,7 @@ def test_a_session_without_a_decision_fits_nothing_unless_ties_train() -> None:
     assert loop.run_session(10)[metrics.COMPARISONS] == 8 and loop.source.version == 1
 
 
-def test_an_outage_raises_leaves_the_records_and_the_session_due() -> None:
+def test_an_outage_raises_leaves_the_records_and_the_session_due():
     loop = filled(judge_teacher(failing=8))
     with pytest.raises(JudgeUnavailable, match="none of 8 queries was answered: outage"):
         loop.run_session(10)
@@ -111,12 +111,12 @@ def test_an_outage_raises_leaves_the_records_and_the_session_due() -> None:
     assert found[metrics.QUERIES_FAILED] == 8 and found[metrics.QUERIES] == 16
 
 
-def test_a_teacher_with_a_missing_answer_is_an_error() -> None:
+def test_a_teacher_with_a_missing_answer_is_an_error():
     with pytest.raises(AssertionError, match="got 7 of 8"):
         filled(Scripted(lambda pairs: truth(pairs)[1:])).run_session(10)
 
 
-def test_only_the_newest_episodes_are_asked_about() -> None:
+def test_only_the_newest_episodes_are_asked_about():
     teacher = Scripted(truth)
     loop = build(teacher, feedback=dataclasses.replace(FEEDBACK, recent_episodes=2))
     episodes = tiny_episodes(5)
@@ -140,7 +140,7 @@ OF_SCORES = [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead
         *(pytest.param("score", "image", {"queries": 20, **score}, marks=pytest.mark.slow) for score in OF_SCORES),
     ],
 )
-def test_a_restored_loop_goes_on_exactly(kind: str, source: str, sees: str, change: dict[str, Any]) -> None:
+def test_a_restored_loop_goes_on_exactly(kind, source, sees, change):
     def loop_of(seed: int) -> FeedbackLoop:
         teacher = RandomTeacher(seed) if kind == "random" else judge_teacher()
         return build(teacher, dataclasses.replace(FEEDBACK, **change), sees, seed, source)
@@ -169,7 +169,7 @@ def test_a_restored_loop_goes_on_exactly(kind: str, source: str, sees: str, chan
 
 
 @pytest.mark.parametrize("sampling", ["disagreement", "entropy", "k_center"])
-def test_informed_sampling_starts_after_the_first_fit_and_survives_a_restart(sampling: str) -> None:
+def test_informed_sampling_starts_after_the_first_fit_and_survives_a_restart(sampling):
     asked = {}
     for kind in ("uniform", sampling):
         feedback = dataclasses.replace(FEEDBACK, sampling=kind, pool=5)
@@ -186,13 +186,13 @@ def test_informed_sampling_starts_after_the_first_fit_and_survives_a_restart(sam
 
 
 @pytest.mark.parametrize("source", ["preference", "score"])
-def test_an_empty_loop_can_be_saved_and_restored(source: str) -> None:
+def test_an_empty_loop_can_be_saved_and_restored(source):
     one, other = build(OracleTeacher(), source=source), build(OracleTeacher(), seed=1, source=source)
     other.set_state(one.get_state())
     assert same_trees(one.get_state(), other.get_state())
 
 
-def test_a_saved_state_does_not_change_with_the_loop() -> None:
+def test_a_saved_state_does_not_change_with_the_loop():
     loop = filled(judge_teacher())
     loop.run_session(10)
     assert loop.source.version == 1
@@ -207,7 +207,7 @@ def test_a_saved_state_does_not_change_with_the_loop() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "sees"), [("preference", "image"), ("preference", "state"), ("score", "image")])
-def test_the_true_reward_changes_nothing_for_a_judge_and_everything_for_an_oracle(source: str, sees: str) -> None:
+def test_the_true_reward_changes_nothing_for_a_judge_and_everything_for_an_oracle(source, sees):
     def model_after(teacher: Teacher, scramble: bool) -> Any:
         loop, rng = build(teacher, sees=sees, source=source), np.random.default_rng(7)
         for episode in tiny_episodes(6):
@@ -241,7 +241,7 @@ class SlowTeacher(Teacher):
         return wait
 
 
-def test_sessions_come_back_at_once_or_one_later() -> None:
+def test_sessions_come_back_at_once_or_one_later():
     at_once, ahead = (TeacherQueue(OracleTeacher(), ahead=ahead) for ahead in (False, True))
     pairs = draw_pairs(tiny_episodes(3), 5, 2, np.random.default_rng(0))
     sessions = [Session(number=number, env_steps=0, questions=pairs, num_look_alike=0) for number in range(3)]
@@ -253,7 +253,7 @@ def test_sessions_come_back_at_once_or_one_later() -> None:
     assert ahead.num_pending == 0 and ahead.finish() == []
 
 
-def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
+def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread():
     teacher = SlowTeacher()
     ahead = TeacherQueue(teacher, ahead=True)
     pairs = draw_pairs(tiny_episodes(3), 5, 2, np.random.default_rng(0))
@@ -263,7 +263,7 @@ def test_asking_ahead_does_not_wait_and_draws_in_its_own_thread() -> None:
     assert len(ahead.finish()) == 1
 
 
-def test_a_loop_that_asks_ahead_fits_one_session_later_and_loses_nothing() -> None:
+def test_a_loop_that_asks_ahead_fits_one_session_later_and_loses_nothing():
     feedback = type(FEEDBACK)(first_step=10, every_steps=5, queries=8, max_queries=16, ahead=True)
     loop = filled(judge_teacher(), feedback=feedback)
     first = loop.run_session(10)

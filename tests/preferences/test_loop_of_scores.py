@@ -39,7 +39,7 @@ def block(segment: Segment | ScoringItem) -> int:
     return round(float(segment.snapshots[-1, 2]) / 1e-3)
 
 
-def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
+def test_a_session_scores_frames_records_the_truth_and_fits():
     loop = loop_of(OracleTeacher())
     found = loop.run_session(10)
     assert found[metrics.QUERIES] == 8 == found[metrics.QUERIES_OK] == found[metrics.SCORES]
@@ -57,7 +57,7 @@ def test_a_session_scores_frames_records_the_truth_and_fits() -> None:
 
 
 @pytest.mark.slow
-def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() -> None:
+def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one():
     scorer = Scripted()
     loop = loop_of(scorer, queries=30)
     found = [loop.run_session(step) for step in (10, 15, 20)][-1]
@@ -74,7 +74,7 @@ def test_no_image_is_scored_twice_and_a_rare_one_is_as_likely_as_a_common_one() 
     assert drawn.count(400) < 15, "one image of ten, although it fills fifty episodes"
 
 
-def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None:
+def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted():
     scorer = Scripted()
     loop = loop_of(scorer, num_episodes=1, queries=100)
     loop.run_session(10)
@@ -85,7 +85,7 @@ def test_once_everything_is_scored_nothing_is_asked_and_nothing_fitted() -> None
     assert loop.run_session(20)[metrics.QUERIES] > before
 
 
-def test_only_scores_train_and_only_unanswered_questions_are_asked_again() -> None:
+def test_only_scores_train_and_only_unanswered_questions_are_asked_again():
     scorer = Scripted(score(None), score(None, Status.FAILED))
     loop = loop_of(scorer, num_episodes=1, queries=100)
     found = loop.run_session(10)

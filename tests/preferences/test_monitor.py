@@ -50,19 +50,15 @@ def unsteady(rng: np.random.Generator, progress: float) -> float:
     return progress + 0.02 * rng.normal()
 
 
-def test_figures_by_hand() -> None:
+def test_figures_by_hand():
     watch, rng = LabelMonitor(LabelMonitorConfig()), np.random.default_rng(0)
     assert watch.report() == {}
     watch.note(labels(200, lambda progress: progress, rng))
-    assert watch.report() == {
-        metrics.JUDGE_ALARM: 0,
-        metrics.JUDGE_CLEAR_RIGHT: 1,
-        metrics.JUDGE_WORST_PART: 0,
-    }
+    assert watch.report() == {metrics.JUDGE_ALARM: 0, metrics.JUDGE_CLEAR_RIGHT: 1, metrics.JUDGE_WORST_PART: 0}
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.2, 0.25])
-def test_labels_that_are_wrong_at_random_give_no_alarm(wrong: float) -> None:
+def test_labels_that_are_wrong_at_random_give_no_alarm(wrong):
     for seed in range(4):
         watch, rng = LabelMonitor(LabelMonitorConfig()), np.random.default_rng(seed)
         for _ in range(20):
@@ -70,7 +66,7 @@ def test_labels_that_are_wrong_at_random_give_no_alarm(wrong: float) -> None:
         assert watch.alarm == ""
 
 
-def test_a_judge_that_cannot_tell_small_gaps_gives_no_alarm_once_the_policy_stays_near_the_goal() -> None:
+def test_a_judge_that_cannot_tell_small_gaps_gives_no_alarm_once_the_policy_stays_near_the_goal():
     for seed in range(5):
         watch, rng = LabelMonitor(LabelMonitorConfig()), np.random.default_rng(seed)
         for update in range(20):  # in the end all sides are within .1
@@ -78,7 +74,7 @@ def test_a_judge_that_cannot_tell_small_gaps_gives_no_alarm_once_the_policy_stay
         assert watch.alarm == ""
 
 
-def test_a_judge_that_is_wrong_near_the_goal_gives_an_alarm_once_the_policy_is_there() -> None:
+def test_a_judge_that_is_wrong_near_the_goal_gives_an_alarm_once_the_policy_is_there():
     watch, rng = LabelMonitor(LabelMonitorConfig()), np.random.default_rng(0)
     watch.note(labels(400, lambda progress: progress, rng))  # before the policy gets beyond where it is right
     for _ in range(4):
@@ -99,7 +95,7 @@ def known_pairs(count: int) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("later", "kind"), [(range(20), 0), (range(2, 20), 0), (range(12, 20), 8)], ids=["as before", "two", "most"]
 )
-def test_known_pairs_that_are_answered_otherwise_are_an_alarm_without_truth(later: range, kind: int) -> None:
+def test_known_pairs_that_are_answered_otherwise_are_an_alarm_without_truth(later, kind):
     """Of 20 pairs the judge was right about all, and is right about those of `later` in the sixth session."""
     watch = LabelMonitor(LabelMonitorConfig())
     watch.expect(known_pairs(24))
@@ -119,7 +115,7 @@ def test_known_pairs_that_are_answered_otherwise_are_an_alarm_without_truth(late
 
 
 @pytest.mark.parametrize(("learned", "kind"), [(-1, 11), (1, 0)], ids=["against the truth", "with it"])
-def test_a_learned_return_that_rises_while_the_truth_falls_is_an_alarm(learned: int, kind: int) -> None:
+def test_a_learned_return_that_rises_while_the_truth_falls_is_an_alarm(learned, kind):
     watch, rng = LabelMonitor(LabelMonitorConfig()), np.random.default_rng(0)
     for number in range(8):
         watch.note_evaluation(learned * number, number)
@@ -127,7 +123,7 @@ def test_a_learned_return_that_rises_while_the_truth_falls_is_an_alarm(learned: 
     assert watch.report()[metrics.JUDGE_ALARM] == kind
 
 
-def test_labels_by_chance_end_a_run_that_is_to_stop_and_the_alarm_outlives_a_checkpoint() -> None:
+def test_labels_by_chance_end_a_run_that_is_to_stop_and_the_alarm_outlives_a_checkpoint():
     watch, rng = LabelMonitor(LabelMonitorConfig(on_alarm="stop")), np.random.default_rng(0)
     with pytest.raises(RewardHacked, match="clear labels"):
         watch.note(labels(300, lambda _: float(rng.random()), rng))

@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -13,14 +12,7 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Steps
 from rlvlm.preferences.loop import build_loop
-from rlvlm.preferences.networks import (
-    BOUND,
-    ImageInput,
-    ImageNetwork,
-    ResNetNetwork,
-    StateInput,
-    StateNetwork,
-)
+from rlvlm.preferences.networks import BOUND, ImageInput, ImageNetwork, ResNetNetwork, StateInput, StateNetwork
 from rlvlm.preferences.teachers import OracleTeacher
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs.kinds import StepsRun
@@ -31,7 +23,7 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_a_state_row_is_the_observation_after_the_step_and_the_action() -> None:
+def test_a_state_row_is_the_observation_after_the_step_and_the_action():
     steps = Steps(
         next_obs=np.array([[1, 2], [3, 4]], np.float32),
         actions=np.array([[5], [6]], np.float32),
@@ -43,7 +35,7 @@ def test_a_state_row_is_the_observation_after_the_step_and_the_action() -> None:
     assert first.tolist() == kind.tolist() == [0, 1]
 
 
-def test_a_picture_row_is_the_image_after_the_step_each_kind_once() -> None:
+def test_a_picture_row_is_the_image_after_the_step_each_kind_once():
     snapshots = np.array([[0.1, 0.5, 0.4], [0.3, 0.2, 0.6], [0.2, 0.9, 0.4]], np.float32)  # only the block shows
     steps = Steps(next_obs=np.zeros((3, 4), np.float32), actions=np.zeros((3, 2), np.float32), snapshots=snapshots)
     inputs = ImageInput(FrameStore(TinyEnv(), 24), partial(ImageNetwork, 24))
@@ -53,7 +45,7 @@ def test_a_picture_row_is_the_image_after_the_step_each_kind_once() -> None:
 
 
 @pytest.mark.parametrize("size_px", [16, 64, 300])
-def test_every_pixel_but_the_last_row_and_column_counts_at_every_size(size_px: int) -> None:
+def test_every_pixel_but_the_last_row_and_column_counts_at_every_size(size_px):
     network = ImageNetwork(size_px, rng())
     with torch.no_grad():
         for layer in network.layers[::2]:
@@ -64,7 +56,7 @@ def test_every_pixel_but_the_last_row_and_column_counts_at_every_size(size_px: i
     assert pictures.grad is not None and (pictures.grad[:, :-1, :-1] != 0).all()
 
 
-def test_rewards_are_bounded_and_start_small_for_images() -> None:
+def test_rewards_are_bounded_and_start_small_for_images():
     pictures = torch.randint(0, 256, (5, 64, 64, 3), generator=rng(), dtype=torch.uint8)
     rewards = ImageNetwork(64, rng())(pictures)
     assert rewards.shape == (5,) and rewards.abs().max() < 0.05
@@ -73,7 +65,7 @@ def test_rewards_are_bounded_and_start_small_for_images() -> None:
     assert far.shape == (50,) and far.abs().max() <= BOUND
 
 
-def test_the_generator_passed_in_decides_the_first_weights() -> None:
+def test_the_generator_passed_in_decides_the_first_weights():
     def weights(seed: int) -> torch.Tensor:
         return torch.cat([weight.flatten() for weight in ImageNetwork(16, rng(seed)).parameters()])
 
@@ -81,7 +73,7 @@ def test_the_generator_passed_in_decides_the_first_weights() -> None:
     assert torch.isfinite(weights(0)).all() and weights(0).abs().max() <= BOUND / np.sqrt(75)
 
 
-def test_a_calibrated_network_does_not_care_for_offset_and_scale_unless_nothing_moved() -> None:
+def test_a_calibrated_network_does_not_care_for_offset_and_scale_unless_nothing_moved():
     rows = torch.randn(200, 3, generator=rng())
     plain, moved = StateNetwork(3, rng()), StateNetwork(3, rng())
     plain.calibrate(rows)
@@ -96,18 +88,18 @@ SMALL = RewardModelConfig(ensemble=1, batch_size=4, max_epochs=1, min_updates=0,
 
 
 @pytest.fixture(scope="module")
-def resnet() -> Iterator[ResNetNetwork]:
+def resnet():
     yield ResNetNetwork(rng()).eval()
 
 
-def test_it_is_a_resnet_18(resnet: ResNetNetwork) -> None:
+def test_it_is_a_resnet_18(resnet):
     # He et al. 2016: 11.69 million weights with 1000 classes; without those 513,000, and with our 513.
     assert sum(weight.numel() for weight in resnet.parameters()) == 11_689_512 - 513_000 + 513
     convolutions = [layer for layer in resnet.modules() if isinstance(layer, torch.nn.Conv2d)]
     assert len([layer for layer in convolutions if layer.kernel_size != (1, 1)]) == 17  # and one linear layer: 18
 
 
-def test_rewards_of_a_resnet_are_bounded_and_start_small(resnet: ResNetNetwork) -> None:
+def test_rewards_of_a_resnet_are_bounded_and_start_small(resnet):
     pictures = torch.randint(0, 256, (3, 64, 64, 3), generator=rng(), dtype=torch.uint8)
     with torch.no_grad():
         rewards, features = resnet(pictures), resnet.features(pictures)
@@ -116,7 +108,7 @@ def test_rewards_of_a_resnet_are_bounded_and_start_small(resnet: ResNetNetwork) 
     torch.testing.assert_close(rewards, BOUND * torch.tanh(values / BOUND))
 
 
-def test_of_a_resnet_the_generator_passed_in_decides_and_the_global_one_is_not_touched(resnet: ResNetNetwork) -> None:
+def test_of_a_resnet_the_generator_passed_in_decides_and_the_global_one_is_not_touched(resnet):
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     again = ResNetNetwork(rng())
@@ -126,7 +118,7 @@ def test_of_a_resnet_the_generator_passed_in_decides_and_the_global_one_is_not_t
 
 
 @pytest.mark.slow
-def test_an_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None:
+def test_an_image_is_worth_the_same_in_any_company_and_after_a_restart():
     def build(seed: int):
         loop = build_loop(
             TinyEnv(),
@@ -153,6 +145,6 @@ def test_an_image_is_worth_the_same_in_any_company_and_after_a_restart() -> None
     assert same_trees(one.get_state(), other.get_state())
 
 
-def test_images_too_small_for_it_are_refused() -> None:
+def test_images_too_small_for_it_are_refused():
     with pytest.raises(ValueError, match="needs reward_model.image_px >= 64, got 32"):
         StepsRun(task="tiny", reward=StepRewardConfig(model="resnet18"), reward_model=RewardModelConfig(image_px=32))

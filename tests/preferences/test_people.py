@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ def step_through(loop: FeedbackLoop, steps: range, work: Callable[[int], None]) 
     return records
 
 
-def test_a_person_is_not_waited_for_and_answers_train_in_parts() -> None:
+def test_a_person_is_not_waited_for_and_answers_train_in_parts():
     person = Patient()
     loop = person_loop(person)
     assert loop.run_session(10)[metrics.QUERIES_OPEN] == 20 and loop.source.version == 0
@@ -100,7 +99,7 @@ def test_a_person_is_not_waited_for_and_answers_train_in_parts() -> None:
     assert [record.index for record in loop.drain_records()] == [*range(4, 20), *range(4)]
 
 
-def test_the_end_does_not_wait_and_reports_open_questions(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_does_not_wait_and_reports_open_questions(caplog):
     person = Patient()
     loop = person_loop(person)
     loop.run_session(10)
@@ -111,7 +110,7 @@ def test_the_end_does_not_wait_and_reports_open_questions(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("mixed", [None, MixedConfig(share=0.4)])
-def test_a_loop_with_open_questions_goes_on_exactly(mixed: MixedConfig | None) -> None:
+def test_a_loop_with_open_questions_goes_on_exactly(mixed):
     person = Patient()
     loop, other = person_loop(person, mixed=mixed), person_loop(person, seed=9, mixed=mixed)
     step_through(loop, range(10, 13), lambda step: person.work(3 if step > 10 else 0))
@@ -149,7 +148,7 @@ class Replayed(Patient):
         return lambda: [verdict(label_of(row)) if row and int(row["used_step"]) <= self.now else None for row in rows]
 
 
-def test_a_run_is_replayed_from_its_log_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_is_replayed_from_its_log_to_the_same_weights(tmp_path):
     person = Patient()
     loop = person_loop(person)
     records = step_through(loop, range(10, 40), lambda step: person.work(3 if step % 4 == 0 else 0))
@@ -162,7 +161,7 @@ def test_a_run_is_replayed_from_its_log_to_the_same_weights(tmp_path: Path) -> N
     assert same_trees(loop.get_state()["model"], again.get_state()["model"])
 
 
-def test_the_most_doubtful_questions_go_to_a_person() -> None:
+def test_the_most_doubtful_questions_go_to_a_person():
     tie, left = verdict(Label.TIE), verdict(Label.LEFT)
     split = replace(tie, votes=("left", "right"))
     unread, agreed = verdict(None), replace(tie, votes=("tie", "tie"))
@@ -172,7 +171,7 @@ def test_the_most_doubtful_questions_go_to_a_person() -> None:
     assert most_doubtful([left] * 4, np.zeros(4), 2).tolist() == [0, 1]
 
 
-def test_both_orders_say_that_they_disagree_and_a_store_remembers_it(tmp_path: Path) -> None:
+def test_both_orders_say_that_they_disagree_and_a_store_remembers_it(tmp_path):
     class Biased(FakeJudge):
         """Names the left side, whatever is shown."""
 
@@ -189,7 +188,7 @@ def test_both_orders_say_that_they_disagree_and_a_store_remembers_it(tmp_path: P
     assert not verdict(Label.TIE).is_split
 
 
-def test_mixed_asks_both_within_its_budget_and_keeps_the_judges_answer(tmp_path: Path) -> None:
+def test_mixed_asks_both_within_its_budget_and_keeps_the_judges_answer(tmp_path):
     config = MixedConfig(share=0.25, max_answers=12, simulated=SimulatedTeacherConfig(seconds=6.0))
     wrong = SimulatedTeacher(SimulatedTeacherConfig(mistake=1.0), 0)
     teacher = MixedTeacher(wrong, SimulatedTeacher(config.simulated, 1, "simulated person"), config)
@@ -222,14 +221,14 @@ def test_mixed_asks_both_within_its_budget_and_keeps_the_judges_answer(tmp_path:
     assert [spent.run_session(step)[metrics.PERSON_ANSWERS] for step in (10, 15)] == [5, 5]
 
 
-def test_a_person_who_is_away_does_not_stop_the_judge() -> None:
+def test_a_person_who_is_away_does_not_stop_the_judge():
     loop = person_loop(Patient(), mixed=MixedConfig(share=0.25))
     found = [loop.run_session(step) for step in (10, 15, 20)]
     assert [each[metrics.QUERIES_OPEN] for each in found] == [5, 5, 5]
     assert [each[metrics.COMPARISONS] for each in found] == [15, 30, 45] and loop.source.version == 3
 
 
-def test_a_person_at_the_page_answers_through_the_label_store(tmp_path: Path) -> None:
+def test_a_person_at_the_page_answers_through_the_label_store(tmp_path):
     def asking(seed: int) -> FeedbackLoop:
         judge = HumanJudge(JudgeConfig(backend="human"), LabelStore(tmp_path / "labels"))
         return person_loop(PersonTeacher(judge, FrameStore(TinyEnv(), 96), TinyEnv.goal), seed)
@@ -272,15 +271,13 @@ def test_a_person_at_the_page_answers_through_the_label_store(tmp_path: Path) ->
         ({"teacher": "mixed", "mixed_judge": "measured"}, {}, "feedback.measured FILE go together"),
     ],
 )
-def test_settings_that_contradict_a_person_are_refused(
-    reward: dict[str, Any], feedback: dict[str, Any], refusal: str
-) -> None:
+def test_settings_that_contradict_a_person_are_refused(reward, feedback, refusal):
     with pytest.raises(ValueError, match=refusal):
         check_learning(StepRewardConfig(**reward), replace(FEEDBACK, **feedback), SMALL)
 
 
 @pytest.mark.parametrize(("judge", "asks"), [("judge", True), ("simulated", False)])
-def test_only_a_mixed_teacher_with_a_vlm_asks_a_judge(judge: str, asks: bool) -> None:
+def test_only_a_mixed_teacher_with_a_vlm_asks_a_judge(judge, asks):
     reward = StepRewardConfig(teacher="mixed", mixed_judge=judge)
     assert reward.asks_judge is asks and reward.may_ask_person
     feedback = replace(FEEDBACK, mixed=MixedConfig(person="simulated"))

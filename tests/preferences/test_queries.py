@@ -25,7 +25,7 @@ from rlvlm.preferences.reward_model import RewardModel
 from rlvlm.testing import TinyEnv
 
 
-def test_every_segment_is_drawn_equally_often_the_last_frame_included() -> None:
+def test_every_segment_is_drawn_equally_often_the_last_frame_included():
     # Segments of 2 steps: three in an episode of 4, none in one of 1, one in one of 2.
     drawn = draw_segments([4, 1, 2], 8000, 2, np.random.default_rng(0))
     segments, counts = np.unique(drawn, axis=0, return_counts=True)
@@ -33,7 +33,7 @@ def test_every_segment_is_drawn_equally_often_the_last_frame_included() -> None:
     np.testing.assert_allclose(counts / 8000, 0.25, atol=0.02)
 
 
-def test_a_segment_is_a_copy_of_consecutive_steps() -> None:
+def test_a_segment_is_a_copy_of_consecutive_steps():
     trajectory = numbered_trajectory(5)
     segment = trajectory.segment(2, 3)
     for name in ("obs", "actions", "next_obs", "env_rewards", "snapshots", "progress"):
@@ -41,7 +41,7 @@ def test_a_segment_is_a_copy_of_consecutive_steps() -> None:
         assert not np.shares_memory(getattr(segment, name), getattr(trajectory, name)), name
 
 
-def test_both_sides_are_drawn_independently_from_all_trajectories() -> None:
+def test_both_sides_are_drawn_independently_from_all_trajectories():
     trajectories = [numbered_trajectory(3), numbered_trajectory(3, first=10)]
     pairs = draw_pairs(trajectories, 1800, 1, np.random.default_rng(1))
     sides = np.array([(pair.left.progress[0], pair.right.progress[0]) for pair in pairs])
@@ -50,12 +50,12 @@ def test_both_sides_are_drawn_independently_from_all_trajectories() -> None:
     np.testing.assert_allclose(counts / 1800, 1 / 36, atol=0.016)
 
 
-def test_episodes_too_short_for_a_segment_are_an_error() -> None:
+def test_episodes_too_short_for_a_segment_are_an_error():
     with pytest.raises(ValueError, match=r"at least 5 steps to draw a segment from, got \[4, 1\]"):
         draw_segments([4, 1], 1, 5, np.random.default_rng(0))
 
 
-def test_pairs_look_alike_when_their_images_do_whatever_else_differs() -> None:
+def test_pairs_look_alike_when_their_images_do_whatever_else_differs():
     frames = FrameStore(TinyEnv(), 16)
     pairs = [pair_of(0.0, 0.5), pair_of(0.5, 0.5), pair_of(0.3, 0.3)]
     assert look_alike(pairs, frames).tolist() == [False, True, True]
@@ -70,7 +70,7 @@ def test_pairs_look_alike_when_their_images_do_whatever_else_differs() -> None:
 LN3 = math.log(3)
 
 
-def test_disagreement_and_entropy_by_hand() -> None:
+def test_disagreement_and_entropy_by_hand():
     # Two members, three pairs: both torn, both sure to three quarters, opposed at three quarters.
     returns = np.array([[[0, 0], [0, LN3], [0, LN3]], [[5, 5], [0, LN3], [LN3, 0]]], np.float32)
     np.testing.assert_allclose(disagreement(returns), [0, 0, 0.25], atol=1e-6)
@@ -79,17 +79,17 @@ def test_disagreement_and_entropy_by_hand() -> None:
     np.testing.assert_allclose(entropy(np.array([[[0, 1e4]]], np.float32)), [0], atol=1e-6)
 
 
-def test_disagreement_about_single_frames_is_the_spread_of_rewards() -> None:
+def test_disagreement_about_single_frames_is_the_spread_of_rewards():
     np.testing.assert_allclose(disagreement(np.array([[[1], [2]], [[3], [2]]], np.float32)), [1, 0])
 
 
-def test_swapping_the_sides_changes_neither() -> None:
+def test_swapping_the_sides_changes_neither():
     returns = np.random.default_rng(0).normal(size=(3, 20, 2)).astype(np.float32)
     np.testing.assert_allclose(disagreement(returns), disagreement(returns[..., ::-1]), atol=1e-12)
     np.testing.assert_allclose(entropy(returns), entropy(returns[..., ::-1]), atol=1e-12)
 
 
-def test_farthest_first_by_hand() -> None:
+def test_farthest_first_by_hand():
     line = np.array([[0.0], [1.0], [5.0], [6.0], [10.0]], np.float32)
     assert farthest_first(line, np.array([[0.0]], np.float32), 1).tolist() == [4]
     assert farthest_first(line, np.array([[0.0]], np.float32), 2).tolist() == [2, 4]  # 5 away from both ends
@@ -115,7 +115,7 @@ def places(chosen: list[Pair], candidates: list[Pair]) -> list[int]:
 
 @pytest.mark.parametrize("sees", ["image", "state"])
 @pytest.mark.parametrize("sampling", ["disagreement", "entropy"])
-def test_candidates_are_chosen_by_the_members_predictions(sees: str, sampling: str) -> None:
+def test_candidates_are_chosen_by_the_members_predictions(sees, sampling):
     model, known = fitted(sees)
     pairs = draw_pairs(tiny_episodes(4), 60, 2, np.random.default_rng(1))
     chosen = places(choose(pairs, 15, sampling=sampling, ensemble=model.ensemble, known=known), pairs)
@@ -132,9 +132,7 @@ def test_candidates_are_chosen_by_the_members_predictions(sees: str, sampling: s
 @pytest.mark.parametrize(
     ("chosen", "said"), [([0, 1, 2], "array of shape \\[3\\], not 2"), ([0, 0], "1 different"), ([0, 9], "not 2 of 4")]
 )
-def test_a_users_own_strategy_that_chooses_badly_is_refused(
-    chosen: list[int], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_users_own_strategy_that_chooses_badly_is_refused(chosen, said, monkeypatch):
     monkeypatch.setitem(STRATEGIES, "own", lambda candidates, num: np.array(chosen))  # noqa: ARG005 - as it is called
     model, known = fitted("state")
     pairs = draw_pairs(tiny_episodes(4), 4, 2, np.random.default_rng(1))
@@ -143,7 +141,7 @@ def test_a_users_own_strategy_that_chooses_badly_is_refused(
 
 
 @pytest.mark.parametrize("sees", ["image", "state"])
-def test_the_first_centre_is_the_candidate_farthest_from_all_that_is_known(sees: str) -> None:
+def test_the_first_centre_is_the_candidate_farthest_from_all_that_is_known(sees):
     model, known = fitted(sees)
     pairs = draw_pairs(tiny_episodes(4), 40, 2, np.random.default_rng(1))
 

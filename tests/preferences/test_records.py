@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def records_of(verdicts: list[Verdict]) -> list[QueryRecord]:
     return record_answers(pairs, verdicts, env_step=7, session=2, timestamp=1.5)
 
 
-def test_correctness_by_hand() -> None:
+def test_correctness_by_hand():
     labels = (Label.RIGHT, Label.LEFT, Label.TIE, None)
     assert [record.correct for record in records_of([verdict(label) for label in labels])] == [True, False, None, None]
     equal = Pair(left=one_step(0.5, block=0.6), right=one_step(0.5, block=0.6))
@@ -37,7 +36,7 @@ def test_correctness_by_hand() -> None:
     assert tie.correct is None, "the truth is a tie"
 
 
-def test_a_record_holds_the_truth_beside_the_answer() -> None:
+def test_a_record_holds_the_truth_beside_the_answer():
     left, right = (numbered_trajectory(4, first).segment(1, 2) for first in (0.0, 10.0))
     answer = verdict(Label.RIGHT, text="1")
     (record,) = record_answers([Pair(left=left, right=right)], [answer], env_step=7, session=2, timestamp=1.5)
@@ -46,7 +45,7 @@ def test_a_record_holds_the_truth_beside_the_answer() -> None:
     assert record.verdict is answer and record.correct is True
 
 
-def test_without_progress_true_returns_say_which_label_is_right(tmp_path: Path) -> None:
+def test_without_progress_true_returns_say_which_label_is_right(tmp_path):
     # progress says right, the true returns 1 and 0 say left
     pair = Pair(left=replace(one_step(0.1), env_rewards=ONE), right=replace(one_step(0.9), env_rewards=0 * ONE))
     answers = [verdict(Label.LEFT), verdict(Label.RIGHT)]
@@ -64,7 +63,7 @@ def test_without_progress_true_returns_say_which_label_is_right(tmp_path: Path) 
     assert score_row(scored, 0)["ground_truth_score"] is None, "a score has no truth, only an order by returns"
 
 
-def test_each_kind_of_answer_is_counted_apart() -> None:
+def test_each_kind_of_answer_is_counted_apart():
     counts = FeedbackCounts()
     answers = [*map(verdict, (Label.RIGHT, Label.RIGHT, Label.LEFT, Label.TIE, None)), verdict(None, Status.FAILED)]
     counts.count(records_of(answers), num_look_alike=4)
@@ -84,7 +83,7 @@ def test_each_kind_of_answer_is_counted_apart() -> None:
     assert counts.num_asked == 7
 
 
-def test_without_a_decided_label_there_is_no_accuracy() -> None:
+def test_without_a_decided_label_there_is_no_accuracy():
     counts = FeedbackCounts()
     counts.count(records_of([verdict(Label.TIE)]), num_look_alike=0)
     pairs = [Pair(left=one_step(0.5), right=one_step(0.5, block=0.6))]
@@ -92,14 +91,14 @@ def test_without_a_decided_label_there_is_no_accuracy() -> None:
     assert metrics.LABEL_ACCURACY not in counts.metrics()
 
 
-def test_an_unreadable_teacher_is_given_up() -> None:
+def test_an_unreadable_teacher_is_given_up():
     counts = FeedbackCounts()
     counts.count(records_of([verdict(None)] * 49), num_look_alike=0)
     with pytest.raises(JudgeUnavailable, match="50 of the last 50"):
         counts.count(records_of([verdict(None)]), num_look_alike=0)
 
 
-def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_it() -> None:
+def test_every_image_is_recorded_once_with_its_truth_when_an_episode_has_shown_it():
     frames = FrameStore(TinyEnv(), 16)
     source = JudgedReward(StubJudge(), frames, "push")
     log, (one, other) = ScoreLog(source, frames), tiny_episodes(2)

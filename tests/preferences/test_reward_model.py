@@ -1,8 +1,6 @@
 import math
 import random
-from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.config import RewardModelConfig
 from rlvlm.preferences.dataset import Examples, Steps, decided, scored
-from rlvlm.preferences.losses import PREFERENCE, SCORE, Objective
+from rlvlm.preferences.losses import PREFERENCE, SCORE
 from rlvlm.preferences.networks import BOUND, ImageInput, ImageNetwork, RewardInput, StateInput
 from rlvlm.preferences.queries import draw_pairs, look_alike
 from rlvlm.preferences.reward_model import Evidence, LearnedReward, RewardModel, log_odds
@@ -77,7 +75,7 @@ def scores_of(frames: list[Segment]) -> Examples:
         ("state", 1, SCORE),
     ],
 )
-def test_the_ensemble_equals_the_plain_oracle(sees: str, segment_steps: int, objective: Objective) -> None:
+def test_the_ensemble_equals_the_plain_oracle(sees, segment_steps, objective):
     is_scored = objective is SCORE
     examples = scores_of(telling_frames(10)) if is_scored else comparisons_of(telling_pairs(10, segment_steps))
     num = len(examples)
@@ -108,7 +106,7 @@ def test_the_ensemble_equals_the_plain_oracle(sees: str, segment_steps: int, obj
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sees", ["image", "state"])
-def test_a_planted_preference_is_learned(sees: str) -> None:
+def test_a_planted_preference_is_learned(sees):
     model = RewardModel(build_input(sees), CONFIG, seed=0)
     found = model.fit(comparisons_of(telling_pairs(60)))
     steps, progress = steps_of(*EPISODES), np.concatenate([episode.progress for episode in EPISODES])
@@ -124,7 +122,7 @@ def test_a_planted_preference_is_learned(sees: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() -> None:
+def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates():
     comparisons = comparisons_of(telling_pairs(40))
     patient = RewardModelConfig(image_px=16, stop_accuracy=0.9, max_epochs=200, max_updates=10_000)
     found = RewardModel(build_input("image"), patient, seed=0).fit(comparisons)
@@ -138,7 +136,7 @@ def test_a_fit_stops_early_once_it_is_right_and_in_any_case_after_its_updates() 
 
 
 @pytest.mark.slow
-def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
+def test_a_fit_goes_on_for_its_least_updates_although_it_is_right():
     """Labels that are in order after a step or two would else leave a reward that nobody can see."""
     comparisons = comparisons_of(telling_pairs(40))
     steps = steps_of(*EPISODES)
@@ -153,7 +151,7 @@ def test_a_fit_goes_on_for_its_least_updates_although_it_is_right() -> None:
 
 
 @pytest.mark.slow
-def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() -> None:
+def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on():
     steps = steps_of(*EPISODES)
     pairs = telling_pairs(150)
     good = RewardModel(build_input("image"), CONFIG, seed=0)
@@ -173,7 +171,7 @@ def test_rewards_count_only_where_they_tell_labels_they_were_not_trained_on() ->
 
 
 @pytest.mark.slow
-def test_every_answer_is_predicted_once_by_a_model_that_has_not_seen_it() -> None:
+def test_every_answer_is_predicted_once_by_a_model_that_has_not_seen_it():
     pairs, predicted = telling_pairs(30), []
     for flip in (False, True):
         model, comparisons = RewardModel(build_input("state"), CONFIG, seed=0), Examples(num_sides=2)
@@ -192,7 +190,7 @@ def test_every_answer_is_predicted_once_by_a_model_that_has_not_seen_it() -> Non
 
 
 @pytest.mark.slow
-def test_a_judge_with_a_position_bias_is_never_trusted() -> None:
+def test_a_judge_with_a_position_bias_is_never_trusted():
     model = RewardModel(build_input("image"), RewardModelConfig(image_px=16), seed=0)
     comparisons = Examples(num_sides=2)
     for seed in range(4):
@@ -203,7 +201,7 @@ def test_a_judge_with_a_position_bias_is_never_trusted() -> None:
 
 
 @pytest.mark.slow
-def test_scores_are_learned_until_held_out_ones_are_met() -> None:
+def test_scores_are_learned_until_held_out_ones_are_met():
     config = RewardModelConfig(image_px=16, max_epochs=500, max_updates=2_000, stop_error=0.1)
     model = RewardModel(build_input("image"), config, 0, SCORE)
     found = model.fit(scores_of(telling_frames(100)))
@@ -216,7 +214,7 @@ def test_scores_are_learned_until_held_out_ones_are_met() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("say", [lambda rng: 0.3, lambda rng: rng.random()], ids=["always the same", "a die"])
-def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generator], float]) -> None:
+def test_scores_that_say_nothing_give_no_reward(say):
     frames, rng = telling_frames(100), np.random.default_rng(3)
     model = RewardModel(build_input("image"), RewardModelConfig(image_px=16), 0, SCORE)
     examples = Examples(num_sides=1)
@@ -224,7 +222,7 @@ def test_scores_that_say_nothing_give_no_reward(say: Callable[[np.random.Generat
     assert model.fit(examples)[metrics.REWARD_IS_TRUSTED] == 0 and not model.is_trusted
 
 
-def test_features_are_the_input_of_the_first_members_last_layer() -> None:
+def test_features_are_the_input_of_the_first_members_last_layer():
     model = RewardModel(build_input("image"), CONFIG, seed=0)
     steps = steps_of(*EPISODES)
     features = model.ensemble.features(steps)
@@ -234,9 +232,7 @@ def test_features_are_the_input_of_the_first_members_last_layer() -> None:
 
 
 @pytest.mark.parametrize("output", ["bounded", "normalised"])
-def test_inputs_are_scaled_by_the_first_fit_alone_or_normalised_by_each(
-    output: Literal["bounded", "normalised"],
-) -> None:
+def test_inputs_are_scaled_by_the_first_fit_alone_or_normalised_by_each(output):
     model = RewardModel(build_input("state"), RewardModelConfig(max_epochs=1, min_updates=0, output=output), seed=0)
     scales, means = [], []
     for num in (8, 40):
@@ -251,7 +247,7 @@ def test_inputs_are_scaled_by_the_first_fit_alone_or_normalised_by_each(
     assert not np.allclose(*means)
 
 
-def test_ties_alone_can_be_fitted() -> None:
+def test_ties_alone_can_be_fitted():
     comparisons = Examples(num_sides=2)
     comparisons.add(decided(telling_pairs(8), [verdict(Label.TIE)] * 8, "equal"))
     short = RewardModelConfig(image_px=16, max_epochs=2, min_updates=0)
@@ -260,9 +256,7 @@ def test_ties_alone_can_be_fitted() -> None:
 
 
 @pytest.mark.parametrize(("sees", "output"), [("image", "bounded"), ("state", "bounded"), ("state", "normalised")])
-def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(
-    sees: str, output: Literal["bounded", "normalised"]
-) -> None:
+def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(sees, output):
     comparisons = comparisons_of(telling_pairs(20))
     short = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0, output=output)
     torch.manual_seed(1)
@@ -284,7 +278,7 @@ def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_genera
 
 
 @pytest.mark.slow
-def test_an_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_read_once_per_fit(monkeypatch):
     num_read, forward = [], ImageNetwork.forward
 
     def counted(network: ImageNetwork, pictures: torch.Tensor) -> torch.Tensor:
@@ -313,7 +307,7 @@ def test_an_image_is_read_once_per_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(few, before[:, :5])
 
 
-def test_the_leading_rewards_end_where_too_many_images_differ() -> None:
+def test_the_leading_rewards_end_where_too_many_images_differ():
     inputs = ImageInput(FRAMES, partial(ImageNetwork, 16), affordable_kinds=5)
     short = RewardModelConfig(image_px=16, hold_out_every=0, max_epochs=2, min_updates=0)
     model = RewardModel(inputs, short, seed=0)
@@ -325,21 +319,21 @@ def test_the_leading_rewards_end_where_too_many_images_differ() -> None:
     np.testing.assert_array_equal(model.ensemble.leading_rewards(some_steps(steps, slice(sixth))), whole[:sixth])
 
 
-def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+def test_a_loss_that_is_not_finite_ends_the_run():
     comparisons = comparisons_of(telling_pairs(8))
     comparisons.steps().next_obs[0] = np.nan
     with pytest.raises(NumericsError, match="loss is nan"):
         RewardModel(build_input("state"), CONFIG, seed=0).fit(comparisons)
 
 
-def test_the_odds_by_hand() -> None:
+def test_the_odds_by_hand():
     # All n right: 2^n * 2 * the integral of p^n over (1/2, 1].
     assert math.exp(log_odds(8, 8)) == pytest.approx(2**9 * (1 - 0.5**9) / 9)
     assert log_odds(0, 0) == pytest.approx(0) and log_odds(10, 20) < 0 and log_odds(0, 3_000) == -math.inf
 
 
 @pytest.mark.slow
-def test_a_fair_coin_passes_in_fewer_runs_than_one_in_a_hundred_however_often_one_looks() -> None:
+def test_a_fair_coin_passes_in_fewer_runs_than_one_in_a_hundred_however_often_one_looks():
     rng, passed = random.Random(0), 0
     for _ in range(1_000):
         evidence = Evidence()
@@ -348,7 +342,7 @@ def test_a_fair_coin_passes_in_fewer_runs_than_one_in_a_hundred_however_often_on
     assert passed <= 20, "10 are expected at most, with a standard deviation of 3"
 
 
-def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_trust_stays() -> None:
+def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_trust_stays():
     good, poor, rng = Evidence(), Evidence(), random.Random(0)
     good.add([True] * 9)
     assert good.is_enough
@@ -363,7 +357,7 @@ def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_trust_stays() -> N
     assert again.get_state() == poor.get_state()
 
 
-def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits() -> None:
+def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits():
     model = RewardModel(StateInput(4, 2), RewardModelConfig(max_epochs=2, hold_out_every=0), seed=0)
     source = LearnedReward(model)
     batch = transitions_of(tiny_episode(0))
@@ -390,7 +384,7 @@ def mark_labels(width: float, num: int) -> Examples:
 
 
 @pytest.mark.slow
-def test_normalised_rewards_tell_near_from_nearer() -> None:
+def test_normalised_rewards_tell_near_from_nearer():
     labels, near = mark_labels(0.6, 800), mark_labels(0.06, 400)
     right, models = {}, {}
     for output in ("bounded", "normalised"):

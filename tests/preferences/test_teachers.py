@@ -52,13 +52,13 @@ def swapped(pairs: list[Pair]) -> list[Pair]:
     return [Pair(left=pair.right, right=pair.left) for pair in pairs]
 
 
-def test_the_oracle_prefers_the_larger_return_and_calls_only_equals_a_tie() -> None:
+def test_the_oracle_prefers_the_larger_return_and_calls_only_equals_a_tie():
     verdicts = OracleTeacher().answer([pair_of(0.1, 0.2), pair_of(0.7, 0.2), pair_of(0.5, 0.5)])
     assert [verdict.label for verdict in verdicts] == [Label.RIGHT, Label.LEFT, Label.TIE]
     assert [verdict.status for verdict in verdicts] == [Status.OK, Status.OK, Status.NO_PREFERENCE]
 
 
-def test_an_oracle_of_progress_looks_at_the_end_and_not_at_the_return() -> None:
+def test_an_oracle_of_progress_looks_at_the_end_and_not_at_the_return():
     pair = pair_of(0.2, 0.7)
     left, right = (replace(side, env_rewards=-side.env_rewards) for side in (pair.left, pair.right))
     assert labels(build("progress").answer([Pair(left=left, right=right)])) == [Label.RIGHT]
@@ -66,7 +66,7 @@ def test_an_oracle_of_progress_looks_at_the_end_and_not_at_the_return() -> None:
 
 
 @pytest.mark.parametrize("kind", ["oracle", "judge"])
-def test_swapping_the_sides_swaps_the_label(kind: str) -> None:
+def test_swapping_the_sides_swaps_the_label(kind):
     teacher = build(kind)
     pairs = draw_pairs(tiny_episodes(4), 60, 1, np.random.default_rng(0))
     answers = labels(teacher.answer(pairs))
@@ -90,7 +90,7 @@ class Watching(FakeJudge):
         return super().score(clips)
 
 
-def test_a_judge_sees_what_it_is_asked_about_drawn_in_order() -> None:
+def test_a_judge_sees_what_it_is_asked_about_drawn_in_order():
     judge, env = Watching(), TinyEnv()
     teacher = JudgeTeacher(judge, FRAMES, "push the block")
     pairs = draw_pairs(tiny_episodes(3), 6, 2, np.random.default_rng(0))
@@ -105,14 +105,14 @@ def test_a_judge_sees_what_it_is_asked_about_drawn_in_order() -> None:
         assert clip.goal == "push the block" and score.value == pytest.approx(clip.frames[-1].mean() / 255)
 
 
-def test_random_labels_and_scores_are_even() -> None:
+def test_random_labels_and_scores_are_even():
     said = labels(RandomTeacher(seed=3).answer([pair_of(0.1, 0.9)] * 1_000))
     assert abs(said.count(Label.RIGHT) - 500) < 60
     values = [score.value for score in RandomTeacher(0).answer([one_step(0.5)] * 4_000)]
     assert np.histogram(values, bins=4, range=(0, 1))[0] == pytest.approx([1_000] * 4, abs=120)
 
 
-def test_a_restored_teacher_gives_the_same_answers() -> None:
+def test_a_restored_teacher_gives_the_same_answers():
     pairs = draw_pairs(tiny_episodes(4), 50, 2, np.random.default_rng(0))
     weak = SimulatedTeacherConfig(mistake=0.3, beta=1.0, equal=0.1)
     measured = SHARES["Sweep"]
@@ -129,7 +129,7 @@ def test_a_restored_teacher_gives_the_same_answers() -> None:
     assert one.answer([one_step(0.5)] * 5) == other.answer([one_step(0.5)] * 5)
 
 
-def test_the_oracle_gives_the_true_progress_at_the_end() -> None:
+def test_the_oracle_gives_the_true_progress_at_the_end():
     (episode,) = tiny_episodes(1)
     scores = OracleTeacher().answer([one_step(0.25), episode.segment(3, 5)])
     assert [score.value for score in scores] == [0.25, pytest.approx(float(episode.progress[7]))]
@@ -155,14 +155,14 @@ def flat_episode(reward: float, num_steps: int = 20) -> Trajectory:
     return dataclasses.replace(numbered_trajectory(num_steps), env_rewards=rewards)
 
 
-def test_a_myopic_teacher_weighs_the_end_most() -> None:
+def test_a_myopic_teacher_weighs_the_end_most():
     # By hand: 0.5^2 * 4 + 0.5 * 2 + 1 = 3 and 0.25 * 0 + 0.5 * 0 + 4 = 4, though the plain sums are 7 and 4.
     pair = Pair(left=segment(4, 2, 1), right=segment(0, 0, 4))
     assert labels(simulated(gamma=0.5).answer([pair])) == [Label.RIGHT]
     assert labels(simulated().answer([pair])) == [Label.LEFT]
 
 
-def test_a_judge_of_places_names_the_left_side_of_anything() -> None:
+def test_a_judge_of_places_names_the_left_side_of_anything():
     pairs = [Pair(left=segment(0), right=segment(1)), Pair(left=segment(1), right=segment(1))]
     assert labels(simulated(left=1.0).answer(pairs)) == [Label.LEFT] * 2, "ties too"
     assert labels(simulated(left=1.0).answer(swapped(pairs))) == [Label.LEFT] * 2
@@ -171,7 +171,7 @@ def test_a_judge_of_places_names_the_left_side_of_anything() -> None:
     assert labels(simulated().answer([pairs[0]] * 4_000)) == [Label.RIGHT] * 4_000
 
 
-def test_without_a_weakness_it_is_the_oracle() -> None:
+def test_without_a_weakness_it_is_the_oracle():
     pairs = draw_pairs(tiny_episodes(4), 200, 3, np.random.default_rng(0))
     answers = labels(simulated().answer(pairs))
     assert answers == labels(OracleTeacher().answer(pairs)) and len(set(answers)) == 3
@@ -180,7 +180,7 @@ def test_without_a_weakness_it_is_the_oracle() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("p_mistake", "num_wrong"), [(0.0, 0), (0.1, 1_000), (0.5, 5_000), (1.0, 10_000)])
-def test_mistakes_come_as_often_as_they_are_meant_to(p_mistake: float, num_wrong: int) -> None:
+def test_mistakes_come_as_often_as_they_are_meant_to(p_mistake, num_wrong):
     pairs = [pair_of(0.1, 0.9), pair_of(0.9, 0.1)] * 5_000
     answers = simulated(seed=1, mistake=p_mistake).answer(pairs)
     truth = OracleTeacher().answer(pairs)
@@ -188,13 +188,13 @@ def test_mistakes_come_as_often_as_they_are_meant_to(p_mistake: float, num_wrong
     assert abs(wrong - num_wrong) <= 4 * math.sqrt(10_000 * p_mistake * (1 - p_mistake))
 
 
-def test_a_stochastic_teacher_prefers_by_how_much_better() -> None:
+def test_a_stochastic_teacher_prefers_by_how_much_better():
     answers = simulated(seed=2, beta=2.0).answer([pair_of(0.0, 0.5)] * 10_000)
     num_right = Counter(labels(answers))[Label.RIGHT]
     assert abs(num_right - 7_311) <= 4 * math.sqrt(10_000 * 0.7311 * 0.2689)
 
 
-def test_shares_are_taken_of_an_average_segment_and_only_once() -> None:
+def test_shares_are_taken_of_an_average_segment_and_only_once():
     # Episodes of reward 2 per step: a segment of 3 steps is worth 6, a tenth of it is 0.6; twice the tenth is 0.06.
     worse, better = segment(0.1, 0.2, 0.2), segment(0.2, 0.3, 0.2)  # worth 0.5 and 0.7
     for config, pair, expected in [
@@ -211,7 +211,7 @@ def test_shares_are_taken_of_an_average_segment_and_only_once() -> None:
             assert verdict.text == (SimulatedTeacher.SKIPPED if "skip" in config and expected is Label.TIE else "")
 
 
-def test_only_the_newest_ten_episodes_count() -> None:
+def test_only_the_newest_ten_episodes_count():
     pair = Pair(left=segment(0.0), right=segment(0.15))
     one = simulated(equal=0.1)
     assert labels(one.answer([pair])) == [Label.RIGHT]  # nothing is known yet, so nothing is alike
@@ -221,7 +221,7 @@ def test_only_the_newest_ten_episodes_count() -> None:
     assert labels(one.answer([pair])) == [Label.TIE]  # 0.15 < 0.1 * 2
 
 
-def test_ties_come_before_mistakes_and_skips_before_both() -> None:
+def test_ties_come_before_mistakes_and_skips_before_both():
     one = simulated(mistake=1.0, equal=0.1, skip=0.5)
     one.inform([flat_episode(1.0)])
     pairs = [pair_of(0.9, 0.95), pair_of(0.1, 0.9), pair_of(0.4, 0.1)]
@@ -231,7 +231,7 @@ def test_ties_come_before_mistakes_and_skips_before_both() -> None:
     assert [verdict.status for verdict in verdicts] == [Status.NO_PREFERENCE, Status.OK, Status.NO_PREFERENCE]
 
 
-def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
+def test_teachers_of_one_seed_differ_by_their_weakness_alone():
     pairs = draw_pairs(tiny_episodes(4), 300, 1, np.random.default_rng(0))
     often, rarely = (simulated(5, mistake=p).answer(pairs) for p in (0.4, 0.1))
     truth = labels(OracleTeacher().answer(pairs))
@@ -240,7 +240,7 @@ def test_teachers_of_one_seed_differ_by_their_weakness_alone() -> None:
 
 
 @pytest.mark.parametrize("name", [*BPREF_TEACHERS, "simulated"])
-def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
+def test_a_session_of_the_loop_learns_from_it(name):
     weak = SimulatedTeacherConfig(mistake=0.2, beta=20.0, gamma=0.9, skip=0.05, equal=0.05)
     feedback = FeedbackConfig(first_step=10, every_steps=5, queries=40, segment_steps=2, simulated=weak)
     fit = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0, hold_out_every=0)
@@ -259,7 +259,7 @@ def test_a_session_of_the_loop_learns_from_it(name: str) -> None:
     assert bool(wrong) == (name in ("mistake", "stochastic", "simulated"))
 
 
-def test_an_impossible_weakness_is_refused_by_name() -> None:
+def test_an_impossible_weakness_is_refused_by_name():
     nan, impossible = math.nan, {"mistake": (1.1, -0.1), "gamma": (0.0, 1.5), "skip": (-0.1,)}
     impossible |= {"left": (1.1, -0.1, nan), "beta": (0.0, -1.0, nan), "equal": (math.inf, nan)}
     for field, values in impossible.items():
@@ -268,7 +268,7 @@ def test_an_impossible_weakness_is_refused_by_name() -> None:
                 SimulatedTeacherConfig(**{field: value})
 
 
-def test_skipping_and_training_ties_do_not_go_together() -> None:
+def test_skipping_and_training_ties_do_not_go_together():
     ties = FeedbackConfig(ties="equal")
     for name in ("equal", "mistake", "oracle", "judge"):
         StepsRun(task="tiny", reward=StepRewardConfig(teacher=name), feedback=ties)
@@ -295,7 +295,7 @@ def row(place: int, **counts: int) -> dict[str, object]:
     return {"source": "one", "bin": place} | none | counts
 
 
-def test_it_is_as_often_right_as_the_paper_s_vlm_at_each_gap() -> None:
+def test_it_is_as_often_right_as_the_paper_s_vlm_at_each_gap():
     teacher = MeasuredTeacher(SHARES[published_name("drawer_open")], seed=0, name="drawer_open")
     for gap, place in ((0.05, 0), (0.55, 5), (0.97, 9)):
         expected = SHARES["Drawer"][place] / SHARES["Drawer"][place].sum()
@@ -304,7 +304,7 @@ def test_it_is_as_often_right_as_the_paper_s_vlm_at_each_gap() -> None:
     assert decided[0] == pytest.approx(decided[1], abs=0.05), "nobody is right where nothing differs"
 
 
-def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path: Path) -> None:
+def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path):
     rows = [row(place, correct=3, incorrect=1, invalid=2, failed=2, no_preference=2) for place in range(1, 10)]
     path = write_table(tmp_path / "judge_report.csv", [*rows, row(10)])
     teacher = build("measured", FeedbackConfig(measured=str(path)))
@@ -313,7 +313,7 @@ def test_a_judge_that_was_measured_is_played_from_its_report(tmp_path: Path) -> 
     np.testing.assert_allclose(shares_of(teacher, pair_of(0.0, 1.0)), [0.3, 0.1, 0.6], atol=0.03)
 
 
-def test_the_table_of_a_bench_keeps_a_preference_for_a_side(tmp_path: Path) -> None:
+def test_the_table_of_a_bench_keeps_a_preference_for_a_side(tmp_path):
     # says left in nine of ten answers, whatever is shown: right where the left is nearer, wrong where the right is
     bins = [[[9, 1, 0], [1, 9, 0]]] * 10
     file = tmp_path / "bench.json"
@@ -327,7 +327,7 @@ def test_the_table_of_a_bench_keeps_a_preference_for_a_side(tmp_path: Path) -> N
         read_shares(file, "other")
 
 
-def test_an_unusable_table_or_task_is_refused_with_a_fix(tmp_path: Path) -> None:
+def test_an_unusable_table_or_task_is_refused_with_a_fix(tmp_path):
     for rows, message in (
         ([row(place, correct=1) for place in range(1, 10)], "KeyError: 10"),
         ([row(place) | {"source": str(place)} for place in range(1, 11)], "several judges"),

@@ -1,9 +1,7 @@
 """The folders of runs and of a sweep as they would be left, with curves made by hand."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from filled_run import config, filled, folder, make_records, make_scores  # noqa: F401 - fixtures
@@ -16,7 +14,7 @@ from rlvlm.sweeps.plan import expand
 
 
 @pytest.fixture
-def make_sweep(tmp_path: Path) -> Callable[..., SweepFolder]:
+def make_sweep(tmp_path):
     """Makes a sweep; `curves` has the success rates of each seed, by source, on every task. One short is not done."""
 
     def make(curves: Curves | None = None, sweep: SweepConfig = SWEEP) -> SweepFolder:

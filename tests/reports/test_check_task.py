@@ -2,7 +2,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -143,14 +142,14 @@ def episode(*progress: float) -> report.Episode:
     return report.Episode(seed=0, snapshots=scenes[:, None], progress=scenes, rewards=scenes[1:], is_success=False)
 
 
-def test_the_spread_goes_from_least_to_most_by_hand() -> None:
+def test_the_spread_goes_from_least_to_most_by_hand():
     snapshots, progress = report.spread_of_progress([episode(0.2, 0.9, 0.1), episode(0.5, 0.48)], count=3)
     np.testing.assert_allclose(progress, [0.1, 0.5, 0.9])
     np.testing.assert_allclose(snapshots[:, 0], progress)
     assert len(report.spread_of_progress([episode(0.0, 0.0, 0.0)], count=3)[1]) == 1
 
 
-def test_different_looks_by_hand() -> None:
+def test_different_looks_by_hand():
     env = TinyEnv()
     scenes = np.array([[0, 0, 0.4], [0, 0, 0.45], [0, 0, 0.9], [0, 0, 0.6], [0.5, 0.5, 0.4]], np.float32)
     np.testing.assert_allclose(report.different_looks(env, scenes, 3)[:, 2], [0.4, 0.9, 0.6])
@@ -158,19 +157,19 @@ def test_different_looks_by_hand() -> None:
     assert len(report.different_looks(Frozen(), scenes, 3)) == 1
 
 
-def test_random_play_is_one_whole_episode_and_the_same_again() -> None:
+def test_random_play_is_one_whole_episode_and_the_same_again():
     first, again = (report.players(TinyEnv(StepEnvConfig(start="random")))["random play"](5) for _ in range(2))
     assert len(first.snapshots) == len(first.progress) == len(first.rewards) + 1 == 21
     np.testing.assert_array_equal(first.snapshots, again.snapshots)
 
 
-def test_scripted_play_solves_the_task_that_has_a_script() -> None:
+def test_scripted_play_solves_the_task_that_has_a_script():
     episode = report.players(CartPole(StepEnvConfig(episode_steps=100), 0))["its script"](2)
     assert episode is not None and episode.is_success and len(episode.rewards) == 100
     assert report.players(TinyEnv())["its script"](2) is None
 
 
-def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_task_gets_a_sheet(tmp_path, capsys):
     assert main(["check-task", TINY, "--out", str(tmp_path / "deep" / "sheet.png"), "--episodes", "3"]) == 0
     text = capsys.readouterr().out
     assert "passes the env contract" in text and "ms an image of 64 pixels" in text
@@ -184,7 +183,7 @@ def test_a_sound_task_gets_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture
     assert is_block.sum(axis=1).astype(bool).any() and page.shape[0] > 4 * 150 and page.shape[1] > 7 * 150
 
 
-def test_a_row_of_the_sheet_says_what_was_asked_where_that_differs() -> None:
+def test_a_row_of_the_sheet_says_what_was_asked_where_that_differs():
     env = PushBlock(ChunkEnvConfig(episode_steps=32), 0)
     plays = {"script": [found for seed in (0, 1) if (found := report.players(env)["script"](seed))]}
     best = max(plays["script"], key=lambda played: float(played.progress.max()))
@@ -210,7 +209,7 @@ def test_a_row_of_the_sheet_says_what_was_asked_where_that_differs() -> None:
         ("NAMELESS", "Nameless .* has no snapshot_size"),
     ],
 )
-def test_a_broken_promise_is_named(task: str, promise: str, tmp_path: Path) -> None:
+def test_a_broken_promise_is_named(task, promise, tmp_path):
     with pytest.raises(UsageError, match=promise):
         check_task(f"{__name__}:{task}", tmp_path / "sheet.png", num_episodes=4, seed=0)
     assert not (tmp_path / "sheet.png").exists()
@@ -260,7 +259,7 @@ class Lamp(gym.Env):
         return np.full((8, 8, 3), 50 + 200 * self.light, np.uint8)
 
 
-def test_a_switch_is_an_action(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_switch_is_an_action(tmp_path, capsys):
     gym.register("LampTest-v0", entry_point=Lamp, max_episode_steps=20)
     try:
         assert check_task("gym:LampTest-v0", tmp_path / "sheet.png", num_episodes=1, seed=0) == 0
@@ -269,7 +268,7 @@ def test_a_switch_is_an_action(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "its actions are integers: each has an equal part of [-1, 1]" in capsys.readouterr().out
 
 
-def test_of_a_wrapped_env_its_own_file_is_to_be_mended_not_ours(tmp_path: Path) -> None:
+def test_of_a_wrapped_env_its_own_file_is_to_be_mended_not_ours(tmp_path):
     gym.register("UnsteadyTest-v0", entry_point=Unsteady, max_episode_steps=20)
     try:
         with pytest.raises(UsageError, match="chances come from self.np_random alone") as caught:
@@ -286,9 +285,7 @@ def test_of_a_wrapped_env_its_own_file_is_to_be_mended_not_ours(tmp_path: Path) 
         ("push_block", "script       success in 2 of 2"),
     ],
 )
-def test_turns_and_chunks_are_checked_by_the_same_report(
-    task: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_turns_and_chunks_are_checked_by_the_same_report(task, words, tmp_path, capsys):
     out = tmp_path / "sheet.png"
     assert main(["check-task", task, "--episodes", "2", "--out", str(out)]) == 0
     text = capsys.readouterr().out
@@ -296,16 +293,14 @@ def test_turns_and_chunks_are_checked_by_the_same_report(
     assert Image.open(out).width > 400
 
 
-def test_an_error_of_the_users_code_is_reported_with_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_the_users_code_is_reported_with_its_place(tmp_path, capsys):
     assert main(["check-task", f"{__name__}:CLUMSY", "--out", str(tmp_path / "sheet.png")]) == 2
     text = box_words(capsys.readouterr().err)
     assert "ZeroDivisionError: division by zero" in text and "code of your own, in step() at line" in text
     assert "please report" not in text
 
 
-def test_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words(capsys):
     assert main(["check-task", "--list"]) == 0
     text = capsys.readouterr().out
     assert "drawer_open" in text and "open the drawer" in text and "50 tasks, e.g. metaworld/assembly-v3: " in text
@@ -327,7 +322,7 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "soccer" in capsys.readouterr().err
 
 
-def test_a_python_without_asserts_is_refused_and_passes_nothing(tmp_path: Path) -> None:
+def test_a_python_without_asserts_is_refused_and_passes_nothing(tmp_path):
     words = ["rlvlm.cli", "check-task", TINY, "--out", str(tmp_path / "sheet.png")]
     ended = subprocess.run([sys.executable, "-O", "-m", *words], capture_output=True, text=True)
     assert ended.returncode == 2 and "start it without -O" in ended.stdout + ended.stderr

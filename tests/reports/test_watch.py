@@ -2,7 +2,6 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def train(watch: rlvlm.Watch, *, has_truth: bool, fools: bool, count: int = 200)
 
 
 @pytest.mark.parametrize("has_truth", [True, False])
-def test_a_policy_that_fools_the_judge_raises_an_alarm_and_an_honest_one_none(has_truth: bool, tmp_path: Path) -> None:
+def test_a_policy_that_fools_the_judge_raises_an_alarm_and_an_honest_one_none(has_truth, tmp_path):
     # by hand: a wall and a quarter of the lamp are 0.75 of the image, a lit lamp is half of it
     with watching(ALL) as watch:
         assert watch.score(film(255), truth=True if has_truth else None) == 0.5
@@ -79,14 +78,14 @@ def test_a_policy_that_fools_the_judge_raises_an_alarm_and_an_honest_one_none(ha
     assert not watch.alarm and watch.figures()["judge/score"] > 0.4
 
 
-def test_single_images_that_succeed_are_not_taken_for_first_moments_that_should_not() -> None:
+def test_single_images_that_succeed_are_not_taken_for_first_moments_that_should_not():
     with watching(LAMP, every=8) as watch:
         for number in range(200):
             watch.score(film(255 if number > 20 else 40, num=1), truth=number > 20)
     assert not watch.alarm and watch.figures()["judge/true_success"] > 0.9
 
 
-def test_a_faulty_judge_is_refused_before_anything_is_trained_unless_it_is_wanted() -> None:
+def test_a_faulty_judge_is_refused_before_anything_is_trained_unless_it_is_wanted():
     blind = slice(0, 4)
     with pytest.raises(JudgeRefused, match="calls failures successes"), watching(blind, faulty="refuse"):
         pass
@@ -96,12 +95,12 @@ def test_a_faulty_judge_is_refused_before_anything_is_trained_unless_it_is_wante
         rlvlm.Watch(rlvlm.Judge.local(FakeJudge()), GOAL, [(film(9), False)] * 3).__enter__()
 
 
-def test_an_alarm_ends_the_training_if_it_is_to() -> None:
+def test_an_alarm_ends_the_training_if_it_is_to():
     with pytest.raises(RewardHacked), watching(ALL, monitor=MonitorConfig(window=60, on_alarm="stop")) as watch:
         train(watch, has_truth=True, fools=True)
 
 
-def test_questions_of_adapters_are_watched_from_many_threads_and_missing_answers_are_counted() -> None:
+def test_questions_of_adapters_are_watched_from_many_threads_and_missing_answers_are_counted():
     class Gaps(Sees):
         def score(self, clips):
             answers = super().score(clips)

@@ -68,12 +68,12 @@ def context() -> SourceContext:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> str:
+def own(tmp_path):
     (tmp_path / "my_rewards.py").write_text(OWN)
     return str(tmp_path / "my_rewards.py")
 
 
-def test_every_source_that_ships_is_made_by_its_name() -> None:
+def test_every_source_that_ships_is_made_by_its_name():
     direct = [name for name in SOURCES if not StepRewardConfig(source=name).is_learned]
     for name in direct:
         source = build_source(name, context())
@@ -87,7 +87,7 @@ def test_every_source_that_ships_is_made_by_its_name() -> None:
     np.testing.assert_array_equal(build_source("success", context()).label(won), won.success)
 
 
-def test_a_users_own_source_needs_nothing_but_label(own: str) -> None:
+def test_a_users_own_source_needs_nothing_but_label(own):
     source, batch = build_source(f"{own}:Still", context()), transitions_of(tiny_episode(0))
     np.testing.assert_allclose(source.label(batch), -np.abs(batch.actions).sum(axis=1))
     assert source.labelling is Labelling.ON_ARRIVAL and source.version == 0
@@ -95,7 +95,7 @@ def test_a_users_own_source_needs_nothing_but_label(own: str) -> None:
     assert type(build_source(f"{own}:make", context())).__name__ == "Still"
 
 
-def test_a_plain_function_of_images_is_asked_once_about_each_that_looks_new(own: str) -> None:
+def test_a_plain_function_of_images_is_asked_once_about_each_that_looks_new(own):
     source, batch = build_source(f"{own}:brightness", context()), transitions_of(tiny_episode(0))
     rewards = source.label(batch)
     images = TinyEnv().draw(batch.snapshots, 16)
@@ -105,13 +105,13 @@ def test_a_plain_function_of_images_is_asked_once_about_each_that_looks_new(own:
     assert len(asked) == 1 and asked[0] < 20
 
 
-def test_a_file_of_the_working_directory_is_found_by_its_name(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_working_directory_is_found_by_its_name(own, monkeypatch):
     monkeypatch.chdir(Path(own).parent)
     monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
     assert build_source("my_rewards:Still", context()).label(transitions_of(tiny_episode(0))).shape == (20,)
 
 
-def test_a_users_own_teacher_answers(own: str) -> None:
+def test_a_users_own_teacher_answers(own):
     frames = FrameStore(TinyEnv(), 16)
     teacher = build_teacher(f"{own}:AlwaysLeft", judge=None, frames=frames, goal="push", seed=0)
     assert [verdict.label for verdict in teacher.answer([pair_of(0.1, 0.9)])] == [Label.LEFT]
@@ -128,7 +128,7 @@ def test_a_users_own_teacher_answers(own: str) -> None:
         ("NoLabel", "lacks label(?!,)"),
     ],
 )
-def test_an_unknown_source_is_refused_by_name(own: str, name: str, says: str) -> None:
+def test_an_unknown_source_is_refused_by_name(own, name, says):
     with pytest.raises(UsageError, match=says):
         build_source(f"{own}:{name}", context())
     with pytest.raises(UsageError, match="reward.source nowhere:Thing: ModuleNotFoundError"):
@@ -140,7 +140,7 @@ def test_an_unknown_source_is_refused_by_name(own: str, name: str, says: str) ->
         build_source(f"{own}:wrong", context()).label(transitions_of(tiny_episode(0)))
 
 
-def test_a_misspelt_name_gets_a_suggestion() -> None:
+def test_a_misspelt_name_gets_a_suggestion():
     with pytest.raises(ValueError, match="did you mean environment"):
         StepRewardConfig(source="enviroment")
     with pytest.raises(ValueError, match="did you mean oracle"):

@@ -51,7 +51,7 @@ def right(*blocks: float) -> np.ndarray:
     return 2 * np.array(values) - 1
 
 
-def test_each_image_is_judged_once_and_equal_images_share_their_reward() -> None:
+def test_each_image_is_judged_once_and_equal_images_share_their_reward():
     judge = Moody()
     source = build(judge)
     assert (source.labelling, source.version) == (Labelling.WHERE_ANSWERED, 0)
@@ -62,7 +62,7 @@ def test_each_image_is_judged_once_and_equal_images_share_their_reward() -> None
     assert judge.calls == [2, 1] and rewards[0] != rewards[1]
 
 
-def test_judged_scores_survive_a_checkpoint() -> None:
+def test_judged_scores_survive_a_checkpoint():
     first, judge = build(Moody(Status.OK, Status.INVALID)), Moody()
     rewards = first.label(steps(0.4, 0.5))
     second = build(judge)
@@ -72,7 +72,7 @@ def test_judged_scores_survive_a_checkpoint() -> None:
     assert judge.calls == [] and np.isnan(rewards[1])
 
 
-def test_an_unreadable_answer_is_final_and_a_missing_one_is_asked_for_when_the_image_is_met_again() -> None:
+def test_an_unreadable_answer_is_final_and_a_missing_one_is_asked_for_when_the_image_is_met_again():
     judge = Moody(Status.OK, Status.INVALID)
     source = build(judge)
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_an_unreadable_answer_is_final_and_a_missing_one_is_asked_for_when_the_i
     assert judge.calls == [2, 1]
 
 
-def test_an_outage_ends_the_run_and_earlier_answers_are_kept() -> None:
+def test_an_outage_ends_the_run_and_earlier_answers_are_kept():
     judge = Moody(Status.OK, Status.FAILED)
     source = build(judge)
     source.label(steps(0.4))
@@ -95,20 +95,20 @@ def test_an_outage_ends_the_run_and_earlier_answers_are_kept() -> None:
     assert np.isfinite(source.label(steps(0.4, 0.6))).all()
 
 
-def test_a_judge_that_is_mostly_unreadable_is_given_up() -> None:
+def test_a_judge_that_is_mostly_unreadable_is_given_up():
     source = build(Moody(*[Status.INVALID] * 60))
     with pytest.raises(JudgeUnavailable, match="could not be read"):
         source.label(steps(*np.linspace(0.4, 0.8, 60)))
 
 
-def test_many_new_images_are_asked_about_in_pieces_and_keep_their_order() -> None:
+def test_many_new_images_are_asked_about_in_pieces_and_keep_their_order():
     blocks = np.linspace(0.3, 0.85, 150)
     judge = Moody()
     np.testing.assert_allclose(build(judge).label(steps(*blocks)), right(*blocks), atol=1e-6)
     assert judge.calls == [64, 64, 22]
 
 
-def test_answers_are_drained_once_by_the_name_of_their_image() -> None:
+def test_answers_are_drained_once_by_the_name_of_their_image():
     source = build(Moody(Status.OK, Status.INVALID))
     source.label(steps(0.4, 0.6))
     names = FrameStore(TinyEnv(), 20).keys(steps(0.4, 0.6).snapshots)

@@ -28,7 +28,7 @@ def visited(*parts: np.ndarray) -> VisitedStates:
     return states
 
 
-def test_distances_by_hand() -> None:
+def test_distances_by_hand():
     states = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [6.0, 8.0]])
     points = states[[0, 3]]
     np.testing.assert_allclose(visited(states).distances(points, 1), [1.0, 5.0])
@@ -37,20 +37,20 @@ def test_distances_by_hand() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
-def test_distances_agree_with_differences_taken_one_by_one_even_where_they_are_tiny(scale: float) -> None:
+def test_distances_agree_with_differences_taken_one_by_one_even_where_they_are_tiny(scale):
     states = 3 + scale * np.random.default_rng(0).normal(size=(3_000, 39))
     by_differences = np.sort(np.linalg.norm(states[:40, None] - states[None], axis=-1), axis=1)[:, 5]
     np.testing.assert_allclose(visited(states).distances(states[:40], 5), by_differences, rtol=1e-10)
 
 
-def test_a_distance_does_not_hang_on_when_states_came() -> None:
+def test_a_distance_does_not_hang_on_when_states_came():
     states = np.random.default_rng(0).normal(size=(3_000, 39))
     at_once = visited(states).distances(states[::50], 5)
     for cuts in ([2_900], [10, 600, 1_500, 1_501, 2_999], range(100, 3_000, 100)):  # older and recent ones in any share
         assert np.array_equal(visited(*np.split(states, cuts)).distances(states[::50], 5), at_once)
 
 
-def test_the_spread_of_parts_is_the_spread_of_the_whole() -> None:
+def test_the_spread_of_parts_is_the_spread_of_the_whole():
     values = np.random.default_rng(0).normal(5, 3, size=100)
     spread = RunningSpread()
     for part in np.split(values, [1, 10, 60]):
@@ -58,7 +58,7 @@ def test_the_spread_of_parts_is_the_spread_of_the_whole() -> None:
     assert spread.std == pytest.approx(values.std(), rel=1e-12)
 
 
-def test_a_reward_is_a_distance_over_the_spread_of_all_distances_so_far() -> None:
+def test_a_reward_is_a_distance_over_the_spread_of_all_distances_so_far():
     novelty = NoveltyReward(k=1, obs_size=1)
     assert novelty.labelling is Labelling.ON_DRAW
     novelty.observe(np.array([[0.0], [1.0]], np.float32))
@@ -70,13 +70,13 @@ def test_a_reward_is_a_distance_over_the_spread_of_all_distances_so_far() -> Non
     assert first.dtype == np.float32
 
 
-def test_a_state_seen_again_and_again_is_not_novel() -> None:
+def test_a_state_seen_again_and_again_is_not_novel():
     novelty = NoveltyReward(k=5, obs_size=3)
     novelty.observe(np.ones((2000, 3), np.float32))
     np.testing.assert_array_equal(novelty.label(transitions_at(np.ones((4, 3)))), np.zeros(4))
 
 
-def test_a_restored_source_goes_on_exactly() -> None:
+def test_a_restored_source_goes_on_exactly():
     rng = np.random.default_rng(1)
     one, other = NoveltyReward(k=5, obs_size=3), NoveltyReward(k=5, obs_size=3)
     one.observe(rng.normal(size=(1500, 3)).astype(np.float32))
@@ -89,7 +89,7 @@ def test_a_restored_source_goes_on_exactly() -> None:
     assert one.version == other.version
 
 
-def test_missing_observations_are_an_error_with_a_fix() -> None:
+def test_missing_observations_are_an_error_with_a_fix():
     with pytest.raises(ValueError, match="call `observe` first"):
         NoveltyReward(k=5, obs_size=3).label(transitions_at(np.ones((1, 3))))
     with pytest.raises(ValueError, match="k must be >= 1"):

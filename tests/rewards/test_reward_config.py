@@ -4,7 +4,7 @@ from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_le
 from rlvlm.rewards.config import ExplorationConfig, StepRewardConfig
 
 
-def test_a_teacher_who_only_compares_gives_no_scores() -> None:
+def test_a_teacher_who_only_compares_gives_no_scores():
     with pytest.raises(ValueError, match="reward.teacher mistake compares and gives no scores"):
         StepRewardConfig(source="score", teacher="mistake")
     asked = [StepRewardConfig(source="score", teacher=name).asks_judge for name in ("judge", "oracle", "random")]
@@ -18,19 +18,19 @@ def test_a_teacher_who_only_compares_gives_no_scores() -> None:
         ("environment", False, False), ("success", False, False), ("novelty", False, False),
     ],
 )  # fmt: skip
-def test_which_sources_ask_a_judge_and_which_learn(source: str, asks_judge: bool, is_learned: bool) -> None:
+def test_which_sources_ask_a_judge_and_which_learn(source, asks_judge, is_learned):
     config = StepRewardConfig(source=source)
     assert (config.asks_judge, config.is_learned) == (asks_judge, is_learned)
 
 
-def test_the_weight_of_exploring_falls_by_its_share_each_step() -> None:
+def test_the_weight_of_exploring_falls_by_its_share_each_step():
     halving = ExplorationConfig(bonus="disagreement", weight=0.8, decay=0.5)
     assert [halving.weight_after(steps) for steps in (0, 1, 3)] == [0.8, 0.4, 0.1]
     assert ExplorationConfig(weight=0.8).weight_after(0) == 0, "no bonus, no weight"
     assert ExplorationConfig(bonus="novelty", weight=0.8, decay=0).weight_after(10**6) == 0.8
 
 
-def test_exploring_that_cannot_be_is_refused() -> None:
+def test_exploring_that_cannot_be_is_refused():
     disagreement = ExplorationConfig(bonus="disagreement")
     with pytest.raises(ValueError, match="reward.source success learns none"):
         StepRewardConfig(source="success", exploration=disagreement)

@@ -1,7 +1,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ class Pixels:
         return Score(status=Status.OK, value=pixel / 100, stamp=STAMP)
 
 
-def test_answers_outlive_a_checkpoint() -> None:
+def test_answers_outlive_a_checkpoint():
     """A judge asked again in another batch may differ in its last bits: what was answered is not asked again."""
     first = JudgeScorer(Pixels(), draw, remembers=True)  # pyright: ignore[reportArgumentType]
     items = [shown(1, 20, action="+"), shown(1, 30)]
@@ -68,7 +67,7 @@ def test_answers_outlive_a_checkpoint() -> None:
     assert second.score(items) == answers and judge.asked == [] and second.num_asked == 4
 
 
-def test_the_judge_is_asked_once_about_equal_clips() -> None:
+def test_the_judge_is_asked_once_about_equal_clips():
     judge = Pixels()
     scorer = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
     turns = [shown(1, 20, action="+"), shown(1, 20, action="+"), shown(1, 20, action="-"), shown(1, 30, action="+")]
@@ -80,14 +79,14 @@ def test_the_judge_is_asked_once_about_equal_clips() -> None:
     assert len(judge.asked) == 3 and scorer.num_asked == 8
 
 
-def test_a_judge_that_answers_nothing_ends_the_run() -> None:
+def test_a_judge_that_answers_nothing_ends_the_run():
     scorer = JudgeScorer(Pixels(missing=range(20)), draw, remembers=True)  # pyright: ignore[reportArgumentType]
     assert [score.value for score in scorer.score([shown(0)])] == [None]
     with pytest.raises(JudgeUnavailable, match="none of 20 queries"):
         scorer.score([shown(number) for number in range(1, 20)])
 
 
-def test_the_die_falls_anew_each_time_and_goes_on_where_it_was() -> None:
+def test_the_die_falls_anew_each_time_and_goes_on_where_it_was():
     whole, first, rest = random_scorer(3), random_scorer(3), random_scorer(3)
     same = [shown(1)] * 400
     values = [score.value or 0.0 for score in whole.score(same)]
@@ -98,7 +97,7 @@ def test_the_die_falls_anew_each_time_and_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
+def test_the_biased_judge_takes_its_share_of_failures_for_successes():
     failures = [shown(number) for number in range(2_000)]
     values = [score.value or 0.0 for score in biased_scorer(0.2, 0).score(failures)]
     assert np.mean(values) == pytest.approx(0.2, abs=0.03)
@@ -109,7 +108,7 @@ def test_the_biased_judge_takes_its_share_of_failures_for_successes() -> None:
     assert np.mean(found) == pytest.approx(0.7, abs=0.05), "and, if wanted, its share of successes for failures"
 
 
-def test_a_simulated_judge_of_progress_has_the_error_that_was_set() -> None:
+def test_a_simulated_judge_of_progress_has_the_error_that_was_set():
     half = [replace(shown(1), progress=0.5)] * 2_000
     values = [score.value or 0.0 for score in progress_scorer(0.1, 0).score(half)]
     assert np.mean(values) == pytest.approx(0.5, abs=0.01) and np.std(values) == pytest.approx(0.1, abs=0.01)
@@ -117,7 +116,7 @@ def test_a_simulated_judge_of_progress_has_the_error_that_was_set() -> None:
     assert all(0 <= (score.value or 0.0) <= 1 for score in progress_scorer(2.0, 0).score(half))
 
 
-def test_a_measured_judge_repeats_scores_of_similar_progress(tmp_path: Path) -> None:
+def test_a_measured_judge_repeats_scores_of_similar_progress(tmp_path):
     rows = [[] for _ in range(11)]
     rows[0], rows[7], rows[10] = [0.1], [0.4, 0.6], [0.9]
     file = tmp_path / "bench.json"
@@ -138,7 +137,7 @@ def test_a_measured_judge_repeats_scores_of_similar_progress(tmp_path: Path) -> 
         read_scores(file, "b")
 
 
-def test_the_last_resort_is_asked_where_the_first_has_no_answer() -> None:
+def test_the_last_resort_is_asked_where_the_first_has_no_answer():
     first, last = Pixels(missing=[30]), Pixels()
     both = FallbackScorer(*(JudgeScorer(one, draw, remembers=False) for one in (first, last)))  # pyright: ignore
     assert [score.value for score in both.score([shown(20), shown(30)])] == [0.2, 0.3]

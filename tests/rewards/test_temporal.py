@@ -28,7 +28,7 @@ def episode(white: bool, *actions: int | None) -> TokenEpisode:
 
 
 @pytest.mark.slow
-def test_habits_are_not_new_and_dependence_on_the_image_is_learned() -> None:
+def test_habits_are_not_new_and_dependence_on_the_image_is_learned():
     novelty = TemporalNovelty(3, draw, seed=0)
     usual = [episode(False, 0, 1, 0), episode(True, 1, 2, 1)]
     for _ in range(12):
@@ -39,7 +39,7 @@ def test_habits_are_not_new_and_dependence_on_the_image_is_learned() -> None:
     assert found[3][:2].max() < 0.2 and found[3][2] > 0.5, "only the last action is new"
 
 
-def test_an_unreadable_reply_is_not_new() -> None:
+def test_an_unreadable_reply_is_not_new():
     novelty = TemporalNovelty(3, draw, seed=0)
     novelty.learn([episode(False, 0, 0)] * 8)
     (found,) = novelty.label([episode(False, 0, None, 2)])
@@ -47,7 +47,7 @@ def test_an_unreadable_reply_is_not_new() -> None:
     assert novelty.label([]) == []
 
 
-def test_it_goes_on_exactly_where_it_was() -> None:
+def test_it_goes_on_exactly_where_it_was():
     whole, broken = TemporalNovelty(3, draw, seed=0), TemporalNovelty(3, draw, seed=0)
     played = [episode(False, 0, 1), episode(True, 2, 2)]
     whole.learn(played)

@@ -16,7 +16,7 @@ from rlvlm.runs.settings import flat, override
 
 
 @pytest.mark.parametrize("task", ["drawer_open", "number_line", "push_block"])
-def test_no_setting_takes_a_nan_or_a_count_below_zero(task: str) -> None:
+def test_no_setting_takes_a_nan_or_a_count_below_zero(task):
     config = recipe(task)
     numbers = {name: value for name, value in flat(config).items() if type(value) in (int, float)}
     assert len(numbers) > 90
@@ -36,7 +36,7 @@ def bounds(config: Any) -> Iterator[tuple[Any, str, Bound]]:
 
 
 @pytest.mark.parametrize("task", ["drawer_open", "number_line", "push_block", "libero_goal/8", "pick_place_can"])
-def test_a_number_out_of_its_bound_is_refused(task: str) -> None:
+def test_a_number_out_of_its_bound_is_refused(task):
     found = list(bounds(recipe(task)))
     for section, name, bound in found:
         for wrong in (-7, 0, 7, 1e6, math.nan):
@@ -57,5 +57,5 @@ def test_a_number_out_of_its_bound_is_refused(task: str) -> None:
         ("0 or >= 100", (0, 100), (1, 99, -1, math.nan)),
     ],
 )
-def test_a_bound_is_read_as_it_is_written(rule: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+def test_a_bound_is_read_as_it_is_written(rule, inside, outside):
     assert [Bound(rule).allows(number) for number in inside + outside] == [True] * len(inside) + [False] * len(outside)

@@ -28,7 +28,7 @@ def steps(store: CheckpointStore) -> list[int]:
     return [checkpoint.state.env_steps for checkpoint in store.all()]
 
 
-def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
+def test_the_newest_are_kept_and_the_best_besides(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     for step in (100, 200, 300, 400, 500):
         store.save(state(step), write, is_best=step == 200)
@@ -39,9 +39,7 @@ def test_the_newest_are_kept_and_the_best_besides(tmp_path: Path) -> None:
     assert (best.algorithm / "weights").read_text() == "w"
 
 
-def test_without_symbolic_links_files_name_the_last_and_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_symbolic_links_files_name_the_last_and_the_best(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -57,7 +55,7 @@ def test_without_symbolic_links_files_name_the_last_and_the_best(
         assert found is not None and found.step == step
 
 
-def test_half_written_files_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
+def test_half_written_files_of_a_killed_run_are_cleared(tmp_path):
     folder = create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
     folder.checkpoints.save(state(100), write, is_best=False)
     half = folder.checkpoints.path / ".step_00000200.partial" / "algorithm"
@@ -68,7 +66,7 @@ def test_half_written_files_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
         assert sorted(file.name for file in folder.checkpoints.path.iterdir()) == ["last", "step_00000100"]
 
 
-def test_a_failed_save_leaves_the_old_ones_and_no_trace(tmp_path: Path) -> None:
+def test_a_failed_save_leaves_the_old_ones_and_no_trace(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     store.save(state(100), write, is_best=True)
 
@@ -82,7 +80,7 @@ def test_a_failed_save_leaves_the_old_ones_and_no_trace(tmp_path: Path) -> None:
     assert sorted(file.name for file in store.path.iterdir()) == ["best", "last", "step_00000100"]
 
 
-def test_a_folder_that_a_kill_left_unfinished_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_that_a_kill_left_unfinished_is_no_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     (store.path / ".step_00000100.partial" / "algorithm").mkdir(parents=True)
     assert store.all() == [] and store.best() is newest_sound(store.newest_first()) is None
@@ -90,7 +88,7 @@ def test_a_folder_that_a_kill_left_unfinished_is_no_checkpoint(tmp_path: Path) -
     assert steps(store) == [100]
 
 
-def test_later_ones_are_discarded_and_last_moves_back(tmp_path: Path) -> None:
+def test_later_ones_are_discarded_and_last_moves_back(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=3)
     for step in (100, 200, 300):
         store.save(state(step), write, is_best=step == 300)
@@ -107,7 +105,7 @@ def save_real(folder: Path) -> None:
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> CheckpointStore:
+def three(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=3)
     for step in (100, 200, 300):
         store.save(state(step), save_real, is_best=False)
@@ -115,7 +113,7 @@ def three(tmp_path: Path) -> CheckpointStore:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.full)])
-def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: CheckpointStore, count: int) -> None:
+def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three, count):
     draws, newest = random.Random(0), three.all()[-1]
     files = sorted(path for path in newest.path.rglob("*") if path.is_file())
     assert len(files) == 7  # two manifests, run.json, and the algorithm's four
@@ -130,9 +128,7 @@ def test_no_flipped_bit_goes_unseen_and_the_one_before_is_taken(three: Checkpoin
 
 
 @pytest.mark.parametrize("name", ["run.json", "algorithm/manifest.json", "algorithm/arrays.npz"])
-def test_a_missing_file_is_noticed_and_a_run_without_a_sound_checkpoint_says_so(
-    three: CheckpointStore, name: str
-) -> None:
+def test_a_missing_file_is_noticed_and_a_run_without_a_sound_checkpoint_says_so(three, name):
     for checkpoint in three.all():
         (checkpoint.path / name).unlink()
     with pytest.raises(CorruptCheckpoint, match="no checkpoint of the run is intact.*step_00000100"):
@@ -140,7 +136,7 @@ def test_a_missing_file_is_noticed_and_a_run_without_a_sound_checkpoint_says_so(
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("RLVLM_SCRATCH", str(tmp_path / "scratch"))
     return tmp_path / "run" / "checkpoints"
 
@@ -149,7 +145,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.rglob("step_*"))
 
 
-def test_scratch_keeps_the_newest_and_home_the_last_and_the_best(home: Path, tmp_path: Path) -> None:
+def test_scratch_keeps_the_newest_and_home_the_last_and_the_best(home, tmp_path):
     store = checkpoint_store(home, keep=3)
     for step in (100, 200, 300, 400, 500):
         assert store.save(state(step), write, is_best=step == 100).parent == home
@@ -161,9 +157,7 @@ def test_scratch_keeps_the_newest_and_home_the_last_and_the_best(home: Path, tmp
     assert [checkpoint.state.env_steps for checkpoint in store.all()] == [100, 300, 400, 500]
 
 
-def test_a_purged_scratch_loses_nothing_that_a_run_needs(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_purged_scratch_loses_nothing_that_a_run_needs(home, tmp_path, monkeypatch):
     store = checkpoint_store(home, keep=2)
     for step in (100, 200):
         store.save(state(step), write, is_best=step == 100)
@@ -174,7 +168,7 @@ def test_a_purged_scratch_loses_nothing_that_a_run_needs(
     assert again.save(state(300), write, is_best=False).is_dir()
 
 
-def test_the_copy_on_scratch_stands_in_for_a_damaged_one_at_home(home: Path, tmp_path: Path) -> None:
+def test_the_copy_on_scratch_stands_in_for_a_damaged_one_at_home(home, tmp_path):
     store = checkpoint_store(home, keep=2)
     for step in (100, 200):
         store.save(state(step), write, is_best=False)
@@ -183,7 +177,7 @@ def test_the_copy_on_scratch_stands_in_for_a_damaged_one_at_home(home: Path, tmp
     assert sound is not None and sound.state == state(200) and tmp_path / "scratch" in sound.path.parents
 
 
-def test_later_checkpoints_go_from_both(home: Path, tmp_path: Path) -> None:
+def test_later_checkpoints_go_from_both(home, tmp_path):
     store = checkpoint_store(home, keep=3)
     for step in (100, 200, 300):
         store.save(state(step), write, is_best=False)
@@ -193,14 +187,14 @@ def test_later_checkpoints_go_from_both(home: Path, tmp_path: Path) -> None:
     assert store.all()[-1].state == state(200)
 
 
-def test_a_scratch_that_refuses_is_passed_over(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scratch_that_refuses_is_passed_over(home, tmp_path, caplog):
     (tmp_path / "scratch").touch()  # no folder, so nothing can be put into it
     store = checkpoint_store(home, keep=3)
     assert store.save(state(100), write, is_best=True) == home / "step_00000100"
     assert "cannot write a checkpoint to scratch" in caplog.text
 
 
-def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home: Path, tmp_path: Path) -> None:
+def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home, tmp_path):
     config = StepsRun(task="drawer_open", out=home.parent)
     folder = create_folder(config, ["rlvlm"], datetime(2026, 1, 2))
     folder.checkpoints.save(state(100), write, is_best=True)
@@ -210,7 +204,7 @@ def test_a_new_run_does_not_inherit_what_an_old_one_left_on_scratch(home: Path, 
     assert names(tmp_path / "scratch") == [] and find_folder(home.parent).checkpoints.all() == []
 
 
-def test_runs_of_one_name_in_two_places_share_no_folder(home: Path, tmp_path: Path) -> None:
+def test_runs_of_one_name_in_two_places_share_no_folder(home, tmp_path):
     for place in ("a", "b"):
         checkpoint_store(tmp_path / place / "run" / "checkpoints", keep=2).save(state(100), write, is_best=False)
     assert len(list((tmp_path / "scratch").iterdir())) == 2

@@ -8,7 +8,7 @@ import pytest
 from rlvlm.runs import dashboard
 
 
-def test_the_link_brings_the_cookie_and_leads_on_and_no_other_path_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_link_brings_the_cookie_and_leads_on_and_no_other_path_does(monkeypatch):
     headers = {"authorization": "Bearer abc"}
     monkeypatch.setattr(dashboard, "get_auth_headers_if_auth_enabled", lambda _: headers)
     with dashboard.signed_in_link("127.0.0.1:8265") as words:

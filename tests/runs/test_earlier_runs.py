@@ -26,7 +26,7 @@ def unpack(archive: Path, place: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda archive: archive.name.partition(".")[0])
-def test_its_checkpoints_have_the_settings_of_the_run(archive: Path, tmp_path: Path) -> None:
+def test_its_checkpoints_have_the_settings_of_the_run(archive, tmp_path):
     run = unpack(archive, tmp_path)
     [checkpoint] = run.checkpoints.newest_first()
     config = run.config()
@@ -41,7 +41,7 @@ def test_its_checkpoints_have_the_settings_of_the_run(archive: Path, tmp_path: P
         read_state(checkpoint, config)
 
 
-def test_the_folders_have_every_setting_that_was_renamed(tmp_path: Path) -> None:
+def test_the_folders_have_every_setting_that_was_renamed(tmp_path):
     names: set[str] = set()
     for archive in ARCHIVES:
         [checkpoint] = unpack(archive, tmp_path).checkpoints.newest_first()
@@ -49,7 +49,7 @@ def test_the_folders_have_every_setting_that_was_renamed(tmp_path: Path) -> None
     assert not [old for old in RENAMED if not any(name == old or name.startswith(f"{old}.") for name in names)]
 
 
-def test_settings_that_contradict_each_other_are_an_error(tmp_path: Path) -> None:
+def test_settings_that_contradict_each_other_are_an_error(tmp_path):
     config = unpack(ARCHIVES[-1], tmp_path).config()
     with pytest.raises(UsageError, match="policy.head stands beside policy"):
         read_saved_settings({"policy": 1, "policy.head": "text"}, config, "run.json")
@@ -57,7 +57,7 @@ def test_settings_that_contradict_each_other_are_an_error(tmp_path: Path) -> Non
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_it_is_resumed(local_ray: None, tmp_path: Path) -> None:
+def test_it_is_resumed(local_ray, tmp_path):
     [archive] = (archive for archive in ARCHIVES if archive.name.startswith("steps"))
     run = unpack(archive, tmp_path)
     run_here("resume", str(run.path), "--steps", "120")

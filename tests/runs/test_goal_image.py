@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,12 +22,12 @@ GENERAL = "--judge.backend openai --judge.model m --judge.api.key-env GOAL_TEST_
 
 
 @pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+def _key(monkeypatch):
     monkeypatch.setenv("GOAL_TEST_KEY", "canary")
 
 
 @pytest.fixture
-def photo(tmp_path: Path) -> Path:
+def photo(tmp_path):
     """A photograph of 900 x 450 pixels, which a camera held upright has recorded lying: red above, blue below."""
     pixels = np.zeros((450, 900, 3), np.uint8)
     pixels[:, :450, 0] = pixels[:, 450:, 2] = 255
@@ -38,13 +37,13 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "goal.jpg"
 
 
-def test_a_photograph_is_turned_and_no_larger_than_the_judged_images(photo: Path) -> None:
+def test_a_photograph_is_turned_and_no_larger_than_the_judged_images(photo):
     (image,) = read_goal_image(photo, 300)  # by hand: 450 x 900 upright, so 150 x 300
     assert image.shape == (300, 150, 3)
     assert image[10, 75, 0] > 240 and image[290, 75, 2] > 240
 
 
-def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: Path) -> None:
+def test_every_question_has_the_image_and_caches_know_it(photo, tmp_path):
     frames = np.zeros((1, 8, 8, 3), np.uint8)
     cached = CachedJudge(FakeJudge(), LabelStore(tmp_path / "store"))
     shown = GoalImageJudge(cached, read_goal_image(photo, 32))
@@ -66,9 +65,7 @@ def test_every_question_has_the_image_and_caches_know_it(photo: Path, tmp_path: 
         (f"{GENERAL} --goal-image MISSING", "cannot be read as an image"),
     ],
 )
-def test_an_unreadable_goal_image_is_refused_before_anything_starts(
-    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
-) -> None:
+def test_an_unreadable_goal_image_is_refused_before_anything_starts(photo, tmp_path, capsys, words, message):
     (tmp_path / "text.png").write_text("no image")
     files = {"TEXT": str(tmp_path / "text.png"), "MISSING": str(tmp_path / "gone.png")}
     given = [files.get(word, word) for word in shlex.split(words)]
@@ -80,7 +77,7 @@ def test_an_unreadable_goal_image_is_refused_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_a_bench_asks_with_the_image_and_says_so(photo: Path, tmp_path: Path) -> None:
+def test_a_bench_asks_with_the_image_and_says_so(photo, tmp_path):
     server = ApiServer()
     with server.running() as url:
         words = ["cartpole", *GENERAL.split(), "--judge.api.base-url", url, "--goal-image", str(photo)]
@@ -92,9 +89,7 @@ def test_a_bench_asks_with_the_image_and_says_so(photo: Path, tmp_path: Path) ->
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_runs_judge_is_shown_the_goal_also_when_the_run_goes_on_without_the_file(
-    local_ray: None, photo: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_runs_judge_is_shown_the_goal_also_when_the_run_goes_on_without_the_file(local_ray, photo, tmp_path, capfd):
     server, run, shown = ApiServer(), tmp_path / "run", read_goal_image(photo, 300)[0]
     with server.running() as url:
         (tmp_path / "key").write_text("canary")  # the replica's Ray was started before the variable was set

@@ -20,7 +20,7 @@ def start_user(file: Path) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_sweep_ends_the_processes_of_its_folder_and_no_others(tmp_path: Path) -> None:
+def test_a_sweep_ends_the_processes_of_its_folder_and_no_others(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run2").mkdir()
     user, spared = start_user(tmp_path / "run" / "a.log"), start_user(tmp_path / "run" / "b.log")
@@ -52,7 +52,7 @@ with guarded_folder(folder):
 
 
 @pytest.mark.slow
-def test_nothing_is_left_whether_a_run_ends_or_is_killed(tmp_path: Path) -> None:
+def test_nothing_is_left_whether_a_run_ends_or_is_killed(tmp_path):
     import psutil
 
     for end in ("kill", "leave"):
@@ -84,14 +84,14 @@ print(before, watch.peak_mb, tree_memory_mb())
 """
 
 
-def test_children_count_and_the_peak_stays() -> None:
+def test_children_count_and_the_peak_stays():
     """In a process of its own: the tests' one has a Ray, whose workers come and go."""
     watched = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True)
     before, peak, after = map(float, watched.stdout.split())
     assert before + 90 < peak < before + 250 and after < before + 50
 
 
-def test_an_earlier_peak_is_not_forgotten() -> None:
+def test_an_earlier_peak_is_not_forgotten():
     with MemoryWatch(start_mb=1e6, period_s=0.01) as watch:
         time.sleep(0.05)
     assert watch.peak_mb == 1e6

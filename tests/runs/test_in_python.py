@@ -36,7 +36,7 @@ PAGE = (Path(rlvlm.__file__).parents[1] / "docs" / "python.md").read_text()
 EXAMPLE, POLICY_EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_every_public_name_is_there_and_on_the_page() -> None:
+def test_every_public_name_is_there_and_on_the_page():
     for name in rlvlm.PUBLIC:
         assert getattr(rlvlm, name).__name__ == name and f"`{name}" in PAGE
     assert sorted(dir(rlvlm)) == sorted([*rlvlm.PUBLIC, "__version__"]), "what Tab shows"
@@ -44,16 +44,14 @@ def test_every_public_name_is_there_and_on_the_page() -> None:
         assert rlvlm.no_such_name
 
 
-def test_the_bare_import_is_light() -> None:
+def test_the_bare_import_is_light():
     code = "import sys, rlvlm; print({'torch', 'ray', 'numpy', 'gymnasium'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_the_example_of_the_page_runs_as_written(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_page_runs_as_written(local_ray, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said: list[tuple[Any, ...]] = []
     names: dict[str, Any] = {"print": lambda *words: said.append(words)}  # Ray writes to the terminal, too
@@ -68,7 +66,7 @@ def test_the_example_of_the_page_runs_as_written(
 
 
 @pytest.mark.slow
-def test_the_example_of_a_trained_policy_runs_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_a_trained_policy_runs_as_written(tmp_path, capsys):
     config = rlvlm.override(rlvlm.recipe("number_line"), {"out": tmp_path / "run"})
     env = rlvlm.make_env("number_line", config.env, seed=0)
     run = run_with(config, policy_file(build_policy(config.policy, env)))
@@ -78,7 +76,7 @@ def test_the_example_of_a_trained_policy_runs_as_written(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("reads", ["state", "image"])
-def test_a_learned_reward_is_a_function_of_what_it_reads(reads: str, tmp_path: Path) -> None:
+def test_a_learned_reward_is_a_function_of_what_it_reads(reads, tmp_path):
     """A run of an env of one's own learns from states; its reward is the one that the run's agent got."""
     settings = {"reward.teacher": "oracle", "reward.model": reads, "reward_model.output": "normalised"}
     config = of_task("rlvlm.testing:TINY", tmp_path / "run", **settings)
@@ -115,7 +113,7 @@ def of_task(task: str, out: Path, **values: object) -> RunConfig:
     return rlvlm.override(rlvlm.recipe(task), {"out": out, **values})
 
 
-def test_a_network_that_acts_in_numbers(tmp_path: Path) -> None:
+def test_a_network_that_acts_in_numbers(tmp_path):
     config = of_task("rlvlm.testing:TINY", tmp_path / "run", **{"env.episode_steps": 5})
     env = rlvlm.make_env(config.task, config.env, seed=0)
     network = SquashedGaussian(env.observation_space.shape[0], env.action_space.shape[0], [8])
@@ -136,7 +134,7 @@ def test_a_network_that_acts_in_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["text", "actions"])
-def test_a_vlm_that_acts_in_text_or_by_a_head(head: str, tmp_path: Path) -> None:
+def test_a_vlm_that_acts_in_text_or_by_a_head(head, tmp_path):
     config = of_task("number_line", tmp_path / "run", **{"policy.head": head})
     env = rlvlm.make_env(config.task, config.env, seed=0)
     trained = build_policy(config.policy, env)
@@ -163,7 +161,7 @@ def test_a_vlm_that_acts_in_text_or_by_a_head(head: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_vla_that_acts_in_chunks(tmp_path: Path) -> None:
+def test_a_vla_that_acts_in_chunks(tmp_path):
     config = of_task("push_block", tmp_path / "run", **{"policy.pocket.hidden": 32, "policy.pocket.image_px": 16})
     env = rlvlm.make_env(config.task, config.env.for_evaluation(), seed=0)
     actions = np.random.default_rng(0).uniform(-1, 1, (50, len(env.action_low))).astype(np.float32)
@@ -186,7 +184,7 @@ def test_a_vla_that_acts_in_chunks(tmp_path: Path) -> None:
         policy.act(images[:, :8], "push", obs.proprio[0])
 
 
-def test_code_that_a_folder_names_is_not_imported_unasked(tmp_path: Path) -> None:
+def test_code_that_a_folder_names_is_not_imported_unasked(tmp_path):
     config = of_task("rlvlm.testing:TINY", tmp_path / "run")
     file = create_folder(config, ["test"], datetime(2026, 11, 1)).path / "config.yaml"
     file.write_text(file.read_text().replace("rlvlm.testing:TINY", "odd_env:TASK"))

@@ -3,8 +3,6 @@
 For one in chunks see tests/examples.
 """
 
-from pathlib import Path
-
 import pytest
 from tiny_run import WORDS, arrays, assert_same_run, resumed, run_here
 
@@ -15,9 +13,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("runners", [0, 1])
-def test_a_run_whose_env_cannot_redraw_is_resumed_to_the_last_digit(
-    runners: int, local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_env_cannot_redraw_is_resumed_to_the_last_digit(runners, local_ray, tmp_path, capfd):
     whole = tmp_path / "whole"
     judged = "--goal bright --judge.backend own_envs:brightness --reward.teacher judge --reward.model image"
     PIXELS.clear()
@@ -36,7 +32,7 @@ def test_a_run_whose_env_cannot_redraw_is_resumed_to_the_last_digit(
     assert len(PIXELS) == len(PIXELS.known(found)) > 100
 
 
-def test_an_env_in_turns_resumes_in_the_middle_of_episodes(local_ray: None, tmp_path: Path) -> None:
+def test_an_env_in_turns_resumes_in_the_middle_of_episodes(local_ray, tmp_path):
     whole = tmp_path / "whole"
     learning = "--steps 80 --algo.rollout-turns 20 --algo.num-envs 10 --algo.epochs 1 --sft.turns 32 --sft.updates 5"
     often = "--eval.every-steps 20 --eval.episodes 2 --track.checkpoint-every-steps 20"

@@ -1,7 +1,6 @@
 """Bytes of weights that are sent, and the object store that has room for them."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ GIB = 2**30
 
 
 @pytest.mark.slow
-def test_the_store_has_room_for_two_versions_of_the_weights(tmp_path: Path) -> None:
+def test_the_store_has_room_for_two_versions_of_the_weights(tmp_path):
     folder = str(write_config("qwen2.5-vl-3b", tmp_path / "3b"))
 
     def sent(**settings: Any) -> float:
@@ -32,7 +31,7 @@ def test_the_store_has_room_for_two_versions_of_the_weights(tmp_path: Path) -> N
     assert sent_bytes(recipe("number_line")) == sent_bytes(recipe("drawer_open")) == 0
 
 
-def test_a_store_is_never_larger_than_shared_memory_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_never_larger_than_shared_memory_has_room(tmp_path, monkeypatch):
     for free, wanted, expected in (
         (100 * GIB, 0, OBJECT_STORE_BYTES),
         (100 * GIB, 8 * GIB, OBJECT_STORE_BYTES + 8 * GIB),
@@ -50,9 +49,7 @@ def test_a_store_is_never_larger_than_shared_memory_has_room(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_the_plan_advises_as_many_envs_as_the_card_has_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_advises_as_many_envs_as_the_card_has_room_for(tmp_path, monkeypatch):
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
 
     def advice(card: int, **settings: Any) -> str:

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCES = {"true": ("--reward.source", "environment"), "labels": ("--reward.teacher", "oracle")}
 
 
-def test_a_users_own_task_learns_its_reward_from_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_task_learns_its_reward_from_states(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     for task, steps in (("gym:four_envs:Push-v0", 60), ("reach_arm:TASK", 50)):
         config = recipe(task)
@@ -29,9 +29,7 @@ def test_a_users_own_task_learns_its_reward_from_states(monkeypatch: pytest.Monk
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["Puck", "Reach", "Push", "Balance"])
-def test_labels_end_where_the_true_reward_does(
-    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_end_where_the_true_reward_does(name, seed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES), prepend=":")
     success = {}
     for source, options in SOURCES.items():

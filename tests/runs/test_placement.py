@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def role(name: str, count: int = 1, cpus: float = 0.0, gpus: float = 0.0, is_own
     return Role(name=name, count=count, cpus=cpus, gpus=gpus, setting=f"--{name}.fewer", is_own=is_own)
 
 
-def test_places_by_hand() -> None:
+def test_places_by_hand():
     head, cards = Node(name="head", cpus=4, gpus=[1.0], is_own=True), Node(name="cards", cpus=2, gpus=[1.0, 1.0])
     roles = [role("learners", 2, gpus=1), role("judge", 2, cpus=1, gpus=0.5), role("own", gpus=1, is_own=True)]
     with pytest.raises(MachineError, match="judge 1 of 2 asks for 1 CPU and 0.5 GPU, and has no place") as caught:
@@ -43,7 +42,7 @@ def test_places_by_hand() -> None:
     assert cards.gpus == [0.0, 0.0, 0.0] and cards.cpus == 0, "two halves share the third card"
 
 
-def test_a_share_of_a_card_does_not_come_from_two() -> None:
+def test_a_share_of_a_card_does_not_come_from_two():
     halves = [role("judge", 2, gpus=0.6)]
     with pytest.raises(MachineError, match="judge 2 of 2"):
         place(halves, [Node(name="one", cpus=1, gpus=[1.0])])
@@ -102,9 +101,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("words", "cards", "expected"), LAYOUTS)
-def test_a_plan_of_cards_in_name(
-    words: str, cards: tuple[int, ...], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_of_cards_in_name(words, cards, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("RAY_ADDRESS", "several nodes")
     found = taken(parse_run(words.split(), "rlvlm run").config, own_nodes(*cards))
@@ -125,7 +122,7 @@ def documented() -> list[str]:
 
 
 @pytest.mark.parametrize("command", documented())
-def test_a_documented_command_that_names_gpus_has_a_place(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_documented_command_that_names_gpus_has_a_place(command, monkeypatch):
     """On the cards that it names, where it is a SLURM job, else on eight of one machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("RAY_ADDRESS", "several nodes")
@@ -149,7 +146,7 @@ def test_a_documented_command_that_names_gpus_has_a_place(command: str, monkeypa
     assert taken(parse_run(words, "rlvlm run").config, own_nodes(*cards)).replace(".", "").isdigit()
 
 
-def test_a_run_without_room_is_refused_and_the_plan_shows_the_places() -> None:
+def test_a_run_without_room_is_refused_and_the_plan_shows_the_places():
     config = override(recipe("push_block"), {"algo.num_learners": 2, "algo.env_runners": 3})
     shown = Console(width=160, file=StringIO())
     shown.print(plan_table(config))  # cores of a private Ray are shared
@@ -161,11 +158,8 @@ def test_a_run_without_room_is_refused_and_the_plan_shows_the_places() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 128, "num_gpus": 8, "include_dashboard": False},
-    )
+def cluster():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 128, "num_gpus": 8, "include_dashboard": False})
     ray.shutdown()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     yield cluster
@@ -186,7 +180,7 @@ class Worker:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_goes_where_the_plan_says(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_where_the_plan_says(cluster, monkeypatch):
     """The rows of eight cards, on a cluster that has them in name: each process is given its place by Ray, and the
     run's own computes on no card of theirs.
     """
@@ -220,7 +214,7 @@ def test_a_run_goes_where_the_plan_says(cluster: Cluster, monkeypatch: pytest.Mo
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_process_computes_on_the_device_that_ray_gave_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_computes_on_the_device_that_ray_gave_it(cluster, monkeypatch):
     """Whatever the setting says, which is about the run's own process."""
     for gpus, wanted, expected in ((1, "cpu", "cuda:0"), (0, "auto", "cpu")):
         # as under SLURM, where every process sees all cards of the job

@@ -32,9 +32,7 @@ WORDS = (
 )  # fmt: skip
 
 
-def test_a_run_goes_on_to_the_bit_and_is_played_and_served(
-    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_goes_on_to_the_bit_and_is_played_and_served(local_ray, tmp_path, capfd):
     whole = tmp_path / "whole"
     run_here("run", *WORDS, "--out", str(whole))
     said = capfd.readouterr().out

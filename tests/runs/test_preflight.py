@@ -2,11 +2,9 @@
 
 import shlex
 import socket
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from rlvlm.commands import eval as eval_command
 from rlvlm.commands import resume, serve
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.arguments import parse
-from rlvlm.core.errors import JudgeUnavailable, MachineError, RunError, UsageError
+from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.envs import rendering
 from rlvlm.envs.registry import find_task, make_env
 from rlvlm.judges import build
@@ -36,7 +34,7 @@ from rlvlm.vlms.engines import http_client
 ORACLE = StepsRun(task="drawer_open", reward=StepRewardConfig(teacher="oracle"))
 
 
-def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch):
     monkeypatch.setattr(preflight, "try_renderer", lambda backend: None if backend == "osmesa" else "broken")
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(MachineError, match="drawing with egl does not work: broken"):
@@ -46,7 +44,7 @@ def test_a_renderer_that_does_not_draw_stops_a_run_before_it_starts(monkeypatch:
 
 
 @pytest.mark.parametrize("task", ["cartpole", "number_line", "push_block", "empty_random_6x6"])
-def test_a_run_without_opengl_needs_no_renderer(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_opengl_needs_no_renderer(task, monkeypatch):
     for module in (preflight, rendering):
         monkeypatch.setattr(module, "try_renderer", lambda _: "there is none")
     monkeypatch.setenv("MUJOCO_GL", "")
@@ -56,7 +54,7 @@ def test_a_run_without_opengl_needs_no_renderer(task: str, monkeypatch: pytest.M
     assert env.draw_sized(env.snapshot()[None], None if find_task(task).kind == "turns" else 64).any()
 
 
-def test_a_renderer_that_was_just_chosen_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renderer_that_was_just_chosen_is_not_tried_again(monkeypatch):
     tried: list[str] = []
     for module in (preflight, rendering):
         monkeypatch.setattr(module, "try_renderer", tried.append)
@@ -65,7 +63,7 @@ def test_a_renderer_that_was_just_chosen_is_not_tried_again(monkeypatch: pytest.
     assert len(tried) == 1
 
 
-def test_a_taken_port_is_found_before_the_run() -> None:
+def test_a_taken_port_is_found_before_the_run():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -77,7 +75,7 @@ def test_a_taken_port_is_found_before_the_run() -> None:
     assert port_is_free(port)
 
 
-def test_demonstrations_without_a_script_are_refused_before_anything_starts() -> None:
+def test_demonstrations_without_a_script_are_refused_before_anything_starts():
     task = "minigrid/MiniGrid-Playground-v0"
     with pytest.raises(UsageError, match=f"no scripted expert.* those have none: {task}") as caught:
         check_before_run(recipe(task))
@@ -95,7 +93,7 @@ def test_demonstrations_without_a_script_are_refused_before_anything_starts() ->
         ("push_block", "sft.start_from"),
     ],
 )
-def test_a_folder_that_is_not_there_or_holds_something_else_is_refused(task: str, setting: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_or_holds_something_else_is_refused(task, setting, tmp_path):
     gone = override(recipe(task), {setting: "my_folder"})
     with pytest.raises(UsageError, match=f"{setting} my_folder is not a folder"):
         check_before_run(gone)
@@ -106,10 +104,9 @@ def test_a_folder_that_is_not_there_or_holds_something_else_is_refused(task: str
 
 
 @pytest.mark.parametrize(
-    ("task", "setting"),
-    [("number_line", "policy.model"), ("push_block", "policy.model"), ("soccer", "judge.model")],
+    ("task", "setting"), [("number_line", "policy.model"), ("push_block", "policy.model"), ("soccer", "judge.model")]
 )
-def test_a_folder_that_is_not_there_or_holds_no_model_is_refused(task: str, setting: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_or_holds_no_model_is_refused(task, setting, tmp_path):
     for lost in ("/no/such/folder", "./my_checkpoint"):
         with pytest.raises(UsageError, match=f"{setting} {lost} is not a folder"):
             check_before_run(override(recipe(task), {setting: lost}))
@@ -124,7 +121,7 @@ def test_a_folder_that_is_not_there_or_holds_no_model_is_refused(task: str, sett
         check_before_run(replace(ORACLE, judge=wrong.judge))  # it matters only to those who ask a judge
 
 
-def test_a_start_that_learned_other_actions_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_start_that_learned_other_actions_is_refused_before_anything_starts(tmp_path):
     config = override(recipe("number_line"), {"sft.start_from": str(tmp_path)})
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm" / "policy.safetensors").touch()
@@ -135,9 +132,7 @@ def test_a_start_that_learned_other_actions_is_refused_before_anything_starts(tm
 
 
 @pytest.mark.parametrize("content", [None, "not,a,report\n1,2,3\n"])
-def test_a_table_of_a_judge_that_cannot_be_read_is_refused_before_anything_starts(
-    content: str | None, tmp_path: Path
-) -> None:
+def test_a_table_of_a_judge_that_cannot_be_read_is_refused_before_anything_starts(content, tmp_path):
     table = tmp_path / "judge_report.csv"
     if content is not None:
         table.write_text(content)
@@ -147,9 +142,7 @@ def test_a_table_of_a_judge_that_cannot_be_read_is_refused_before_anything_start
 
 
 @pytest.mark.parametrize("task", ["number_line", "push_block"])
-def test_a_policy_that_cannot_be_fetched_is_missed_before_anything_starts(
-    task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_that_cannot_be_fetched_is_missed_before_anything_starts(task, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError, match="policy no/such-model is not on this machine") as caught:
         check_before_run(parse_run([task, "--policy.model", "no/such-model"], "run").config)
@@ -158,7 +151,7 @@ def test_a_policy_that_cannot_be_fetched_is_missed_before_anything_starts(
         check_before_run(parse_run([task, "--policy.model", "my_model"], "run").config)
 
 
-def test_a_judge_is_not_asked_without_a_goal() -> None:
+def test_a_judge_is_not_asked_without_a_goal():
     config = recipe("gym:MountainCarContinuous-v0")
     with pytest.raises(UsageError, match="no goal phrase of its own") as caught:
         check_before_run(config)
@@ -168,7 +161,7 @@ def test_a_judge_is_not_asked_without_a_goal() -> None:
     check_before_run(replace(config, reward=replace(config.reward, teacher="oracle")))
 
 
-def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatch):
     monkeypatch.setattr(preflight, "try_renderer", lambda _: None)
     config = recipe("metaworld/window-close-v3")
     with pytest.raises(UsageError, match="knows only cartpole, .*; about metaworld/window-close") as caught:
@@ -218,9 +211,7 @@ def test_the_pocket_judge_is_not_asked_about_a_task_it_has_never_seen(monkeypatc
         ),
     ],
 )
-def test_known_problems_are_reported_before_ray_starts(
-    words: str, kind: type[RunError], what: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_problems_are_reported_before_ray_starts(words, kind, what, fix, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(preflight, "gpu_names", list)
     for name in ("RAY_ADDRESS", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
@@ -232,7 +223,7 @@ def test_known_problems_are_reported_before_ray_starts(
 
 
 @pytest.mark.slow
-def test_envs_that_go_on_by_themselves_pass_where_replicas_will_answer_them() -> None:
+def test_envs_that_go_on_by_themselves_pass_where_replicas_will_answer_them():
     words = ["number_line", "--algo.rollout", "asynchronous", "--algo.staleness", "1"]
     check_before_run(parse_run([*words, "--engine.num-replicas", "1"], "run").config)
     with pytest.raises(UsageError, match="needs engine.num_replicas|has no effect"):
@@ -248,9 +239,7 @@ def test_envs_that_go_on_by_themselves_pass_where_replicas_will_answer_them() ->
         ("policy.device", "cuda:63", MachineError, "the policy wants cuda:63"),
     ],
 )
-def test_a_policy_that_cannot_be_played_is_missed_before_it_is_loaded(
-    command: Callable[[list[str], str], int], setting: str, value: str, kind: type[RunError], what: str, tmp_path: Path
-) -> None:
+def test_a_policy_that_cannot_be_played_is_missed_before_it_is_loaded(command, setting, value, kind, what, tmp_path):
     settings = {setting: value.format(gone=tmp_path / "gone"), "out": tmp_path / "run"}
     folder = create_folder(override(recipe("number_line"), settings), ["rlvlm"], datetime(2026, 1, 2))
     if command != resume.command:  # which begins again
@@ -262,7 +251,7 @@ def test_a_policy_that_cannot_be_played_is_missed_before_it_is_loaded(
         command([str(folder.path)], "rlvlm")
 
 
-def test_playing_needs_no_gpu_judge_or_demonstrations_of_the_training() -> None:
+def test_playing_needs_no_gpu_judge_or_demonstrations_of_the_training():
     settings = {"algo.device": "cuda", "judge.backend": "transformers", "judge.model": "/no/judge"}
     check_before_play(override(recipe("drawer_open"), settings))
     check_before_play(override(recipe("push_block"), {"algo.device": "cuda", "sft.demonstrations": "/no/folder"}))
@@ -297,9 +286,7 @@ class Mute(Teacher): pass
         ("judge.backend", "NUMBER", "cannot load the judge"),
     ],
 )
-def test_an_unusable_source_teacher_or_judge_is_reported_before_ray_starts(
-    setting: str, name: str, what: str, tmp_path: Path
-) -> None:
+def test_an_unusable_source_teacher_or_judge_is_reported_before_ray_starts(setting, name, what, tmp_path):
     (tmp_path / "own_things.py").write_text(OWN)
     config = override(recipe("cartpole"), {setting: f"{tmp_path / 'own_things.py'}:{name}"})
     if not what:
@@ -310,7 +297,7 @@ def test_an_unusable_source_teacher_or_judge_is_reported_before_ray_starts(
 
 
 @pytest.mark.parametrize("address", ["", " ", "local"])
-def test_without_a_cluster_the_run_starts_its_own(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_the_run_starts_its_own(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert cluster_address() == ""
 
@@ -325,16 +312,14 @@ def test_without_a_cluster_the_run_starts_its_own(address: str, monkeypatch: pyt
         ("head:gcs", "not of the form HOST:PORT", "HOST:6379"),
     ],
 )
-def test_an_address_of_another_kind_is_explained(
-    address: str, what: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_of_another_kind_is_explained(address, what, fix, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError, match=what) as caught:
         cluster_address()
     assert fix in caught.value.fix and "unset RAY_ADDRESS" in caught.value.fix
 
 
-def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as alive:
         address = f"127.0.0.1:{alive.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -345,7 +330,7 @@ def test_a_dead_cluster_is_no_wait_of_ten_minutes(monkeypatch: pytest.MonkeyPatc
             cluster_address()
 
 
-def test_a_missing_judge_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_judge_is_reported_before_anything_starts(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(http_client, "getproxies", dict)
     remote = {"judge.backend": "openai", "judge.model": "a model"}
@@ -373,7 +358,7 @@ def test_a_missing_judge_is_reported_before_anything_starts(monkeypatch: pytest.
         },
     ],
 )
-def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes: dict[str, object]) -> None:
+def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes):
     config = override(recipe("push_block"), changes)
     said = shlex.split(bench_command(config))
     assert said[:2] == ["rlvlm", "judge-bench"]
@@ -382,6 +367,6 @@ def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes: dict[str
 
 
 @pytest.mark.parametrize(("task", "is_said"), [("number_line", False), ("blackjack", True)])
-def test_a_scorer_that_has_not_seen_the_tasks_turns_says_so(task: str, is_said: bool) -> None:
+def test_a_scorer_that_has_not_seen_the_tasks_turns_says_so(task, is_said):
     config = override(recipe(task), {"reward.source": "judged"})
     assert any("the pocket scorer has learned from turns of" in note for note in config.notes()) == is_said

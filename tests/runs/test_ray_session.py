@@ -57,7 +57,7 @@ with session.ray_session():  # as a script has that trains twice
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_slow_start_is_waited_for_and_said_nobody_looks_on_and_workers_have_their_share(tmp_path: Path) -> None:
+def test_a_slow_start_is_waited_for_and_said_nobody_looks_on_and_workers_have_their_share(tmp_path):
     """In a folder of 600 MB, below what Ray takes for `uv run`, whose environment it would ship to workers."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
@@ -75,7 +75,7 @@ def test_a_slow_start_is_waited_for_and_said_nobody_looks_on_and_workers_have_th
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_a_program_whose_head_is_gone_says_so_and_ends_as_a_fault_of_the_machine(command: str, tmp_path: Path) -> None:
+def test_a_program_whose_head_is_gone_says_so_and_ends_as_a_fault_of_the_machine(command, tmp_path):
     words = ["serve", "pocket", "--port", str(free_port()), "--token-file", str(tmp_path / "token")]
     if command == "run":
         words = ["run", *WORDS, "--steps", "1000000", "--out", str(tmp_path / "run")]
@@ -107,9 +107,7 @@ def check_link(message: str, port: int) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_signal_to_the_whole_group_of_a_run_saves_it_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_to_the_whole_group_of_a_run_saves_it_and_leaves_nothing_behind(tmp_path, monkeypatch):
     """As `timeout` and schedulers send it: Ray's processes are children of the run, and it needs them to save. Until
     then somebody looks at its dashboard.
     """
@@ -140,9 +138,7 @@ def test_a_signal_to_the_whole_group_of_a_run_saves_it_and_leaves_nothing_behind
 
 
 @pytest.mark.parametrize("is_logged", [True, False])
-def test_a_package_that_is_missing_is_no_busy_machine(
-    is_logged: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_package_that_is_missing_is_no_busy_machine(is_logged, monkeypatch, tmp_path):
     """Ray as it was seen without grpcio: with a dashboard it logs the cause, without one a process of its own dies."""
     tries: list[str] = []
 

@@ -6,7 +6,7 @@ import torch
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.registry import Kind, Task, check_env_settings, make_env, register, task_env, task_names
+from rlvlm.envs.registry import Task, check_env_settings, make_env, register, task_env, task_names
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs.build import algorithm_settings
@@ -16,14 +16,14 @@ from rlvlm.runs.recipes import RECIPES, recipe
 from rlvlm.runs.settings import override
 
 
-def test_a_first_feedback_after_the_end_is_reported() -> None:
+def test_a_first_feedback_after_the_end_is_reported():
     config = recipe("drawer_open")
     assert config.notes() == []
     late = override(config, {"steps": 500})
     assert "the run ends at step 500" in late.notes()[0] and late.max_queries == 0
 
 
-def test_a_misspelt_task_names_the_nearest() -> None:
+def test_a_misspelt_task_names_the_nearest():
     with pytest.raises(UsageError) as caught:
         recipe("drawer_opne")
     assert caught.value.fix == "did you mean drawer_open?"
@@ -31,7 +31,7 @@ def test_a_misspelt_task_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(("kind", "preset"), [("steps", ""), ("turns", "ppo"), ("chunks", "grpo")])
-def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind: Kind, preset: str) -> None:
+def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind, preset):
     settings = EnvConfig(episode_steps=7)
     register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=settings))
     config = recipe(f"recipe_less_{kind}")
@@ -39,14 +39,14 @@ def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind:
     assert (config.env.episode_steps, config.smoke().kind) == (7, kind)
 
 
-def test_a_task_of_a_family_keeps_its_name() -> None:
+def test_a_task_of_a_family_keeps_its_name():
     config = recipe("metaworld/door-open-v3")
     assert (config.task, config.env.robot) == ("metaworld/door-open-v3", "visible")
     config = recipe("libero_object/alphabet soup")  # words of a goal become the task's number
     assert (config.task, config.kind) == ("libero_object/0", "chunks")
 
 
-def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored() -> None:
+def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored():
     for task in (*VIDEO_TASKS, "libero_spatial", "libero_object"):
         config = recipe(task)
         assert (config.judge.model, config.reward.num_frames, config.reward.flip_images) == ("video", 2, False)
@@ -56,7 +56,7 @@ def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["libero_10/0", "libero_object", "push_block"])
-def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str) -> None:
+def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task):
     pocket, own = recipe(task), parse_run([task, "--policy.model", "a/b"], "run").config
     assert (pocket.algo.draws, own.algo.draws, own.algo.min_lr_ratio, own.algo.warm_up) == ("chunk", "token", 1.0, 0)
     assert own.env == task_env(task) and (own.algo.temperature, own.algo.kl_target) == (1.6, None)
@@ -64,7 +64,7 @@ def test_a_checkpoint_takes_nothing_that_was_tuned_for_the_pocket_vla(task: str)
     assert parse_run([task], "run").config == pocket
 
 
-def test_other_models_than_the_pocket_ones_see_the_benchmarks_images() -> None:
+def test_other_models_than_the_pocket_ones_see_the_benchmarks_images():
     pocket = recipe("libero_object/0")
     judged = {"reward.source": "judged"}
     large = judged | {"judge.backend": "transformers", "judge.model": "a/b", "judge.score": "success"}
@@ -81,7 +81,7 @@ def test_other_models_than_the_pocket_ones_see_the_benchmarks_images() -> None:
     assert pocket.why_unused("env.mesh_cell") is None
 
 
-def test_every_recipe_is_that_of_its_task_and_its_env_reads_what_it_sets() -> None:
+def test_every_recipe_is_that_of_its_task_and_its_env_reads_what_it_sets():
     for name, make in RECIPES.items():
         assert make().task == name and recipe(name) == make()
     for name in task_names():
@@ -109,7 +109,7 @@ def numbers(config: object, prefix: str = "") -> dict[str, float]:
         ("libero_object/0", 4_285),
     ],
 )  # fmt: skip
-def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(task: str, steps: int) -> None:
+def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(task, steps):
     full, small = recipe(task), recipe(task).smoke()
     ours = {"algo.num_envs", "algo.rollout_turns", "algo.rounds"}  # a smoke run's own
     assert all(value <= numbers(full)[name] for name, value in numbers(small).items() if name not in ours)
@@ -121,19 +121,19 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
 
 
 @pytest.mark.parametrize("task", list(RECIPES))
-def test_every_recipe_has_a_smoke_run(task: str) -> None:
+def test_every_recipe_has_a_smoke_run(task):
     assert recipe(task).smoke().steps <= recipe(task).steps
 
 
 @pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().kind == "turns"])
-def test_the_policy_of_every_recipe_loads(task: str) -> None:
+def test_the_policy_of_every_recipe_loads(task):
     config = recipe(task)
     policy = load_policy(config.policy, num_actions=3)
     for word in config.policy.new_words:
         assert len(policy.processor.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
 
 
-def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy() -> None:
+def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy():
     env, drawn = make_env("number_line", task_env("number_line"), 0), []
     for seed in (0, 1, 1):
         settings = algorithm_settings(replace(recipe("number_line"), seed=seed), make_judge=None)
@@ -143,7 +143,7 @@ def test_the_seed_of_a_run_reaches_what_is_drawn_of_its_policy() -> None:
 
 @pytest.mark.parametrize("preset", ["ppo", "grpo", "rloo", "gigpo"])
 @pytest.mark.parametrize("task", ["number_line", "push_block"])
-def test_a_preset_sets_estimator_loss_and_rollouts_of_either_kind_and_names_the_run(task: str, preset: str) -> None:
+def test_a_preset_sets_estimator_loss_and_rollouts_of_either_kind_and_names_the_run(task, preset):
     own, config = recipe(task), parse_run([task, "--algo.preset", preset], "run").config
     assert config == override(own, {"algo.preset": preset}), "a sweep and a notebook start from the same"
     assert read_config_text(config_text(config)) == config
@@ -156,7 +156,7 @@ def test_a_preset_sets_estimator_loss_and_rollouts_of_either_kind_and_names_the_
     algorithm_settings(config, make_judge=None).validate()
 
 
-def test_a_preset_that_a_run_cannot_have_is_refused_by_name() -> None:
+def test_a_preset_that_a_run_cannot_have_is_refused_by_name():
     for task, preset, said in (
         ("drawer_open", "grpo", "drawer_open is one in steps"),
         ("push_block", "reinforce", "no algo.preset reinforce"),
@@ -170,7 +170,7 @@ def test_a_preset_that_a_run_cannot_have_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("task", "algorithm"), [("drawer_open", "sac"), ("ez_points", "ppo"), ("libero_object/0", "grpo")]
 )
-def test_a_config_from_before_kinds_is_still_read(task: str, algorithm: str) -> None:
+def test_a_config_from_before_kinds_is_still_read(task, algorithm):
     config = recipe(task)
     text = config_text(config).replace(
         f"kind: {config.kind}\nalgorithm: {config.algorithm}\n", f"algorithm: {algorithm}\n"
@@ -193,7 +193,7 @@ def test_a_config_from_before_kinds_is_still_read(task: str, algorithm: str) -> 
         ("pick_place_can", {"head: actions": "acts: head"}),
     ],
 )
-def test_a_config_with_names_of_before_is_read(task: str, names: dict[str, str]) -> None:
+def test_a_config_with_names_of_before_is_read(task, names):
     config = recipe(task)
     text = config_text(config)
     for now, before in names.items():

@@ -31,7 +31,7 @@ FILES = set(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def whole(tmp_path_factory):
     """An uninterrupted run, and what it said."""
     out = tmp_path_factory.mktemp("whole") / "run"
     home = tmp_path_factory.mktemp("home")
@@ -43,9 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, said
 
 
-def test_a_run_leaves_its_folder_says_little_and_can_be_played(
-    whole: tuple[Path, str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_leaves_its_folder_says_little_and_can_be_played(whole, capfd):
     run, said = whole
     assert FILES <= {file.name for file in run.iterdir()}
     assert len(said.splitlines()) <= 40 and "\x1b" not in said
@@ -75,8 +73,8 @@ def wait_for_rows(run: Path, count: int, child: "subprocess.Popen[str]") -> None
 
 
 def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
-    local_ray: None, ray_address: str, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    local_ray, ray_address, whole, tmp_path, capfd
+):
     run = tmp_path / "run"
     child = start("run", *WORDS, "--out", str(run), RAY_ADDRESS=ray_address)
     wait_for_rows(run, 3, child)
@@ -103,9 +101,7 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
     assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
 
 
-def test_a_resumed_run_keeps_its_settings(
-    local_ray: None, whole: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_keeps_its_settings(local_ray, whole, tmp_path, capfd):
     run = shutil.copytree(whole[0], tmp_path / "run", symlinks=True)
     begun = (run / "config.yaml").read_text().replace("steps: 400", "steps: 420", 1)
     (run / "config.yaml").write_text(begun.replace("teacher: oracle", "teacher: random"))
@@ -122,7 +118,7 @@ def test_a_resumed_run_keeps_its_settings(
     assert change in json.loads((run / "checkpoints" / "last" / "run.json").read_text())["changes"]
 
 
-def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(local_ray: None, tmp_path: Path) -> None:
+def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(local_ray, tmp_path):
     """One that begins with env runners is in `test_kept_pixels`."""
     words = "drawer_open --reward.source environment --steps 60 --env.episode-steps 30 --env.num-envs 1 --algo.hidden 8"
     words += " --eval.episodes 1 --eval.every-steps 1000 --algo.seed-steps 20 --algo.batch-size 8 --algo.turn-steps 10"
@@ -131,9 +127,7 @@ def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(loca
     assert json.loads((tmp_path / "summary.json").read_text())["env_steps"] == 90
 
 
-def test_a_nan_ends_the_run_with_evidence_and_good_checkpoints(
-    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_nan_ends_the_run_with_evidence_and_good_checkpoints(local_ray, tmp_path, capfd):
     run = tmp_path / "run"
     words = [*WORDS[1:], "--reward.source", "environment", "--reward.teacher", "judge", "--env.num-envs", "1"]
     run_here("run", "odd_env:ODD", *words, "--out", str(run), code=4)
@@ -149,9 +143,7 @@ def test_a_nan_ends_the_run_with_evidence_and_good_checkpoints(
     assert json.loads((run / "summary.json").read_text())["exit_reason"] == "NumericsError"
 
 
-def test_a_judge_that_cannot_load_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_judge_that_cannot_load_leaves_no_folder(tmp_path, monkeypatch, capsys):
     """The service is not started: what it says of weights that do not load is tested beside it."""
 
     def refuse(*_: object, **__: object) -> None:

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ from rlvlm.runs.settings import flat, override
         ("push_block", "algo.lr algo.device algo.env_runners reward.monitor.on_alarm eval.episodes"),
     ],
 )
-def test_settings_that_errors_name_may_change_on_resume_and_others_may_not(
-    task: str, names: str, tmp_path: Path
-) -> None:
+def test_settings_that_errors_name_may_change_on_resume_and_others_may_not(task, names, tmp_path):
     config = recipe(task)
     free = {name for name in flat(config) if any(fnmatchcase(name, pattern) for pattern in config.may_change)}
     assert set(names.split()) <= free
@@ -88,7 +85,7 @@ JUDGED = {"reward.source": "judged"}
         ("number_line", {"policy.lora_targets": "["}, "lora_targets must be a regular expression"),
     ],
 )
-def test_contradictory_settings_are_refused(task: str, settings: dict[str, object], said: str) -> None:
+def test_contradictory_settings_are_refused(task, settings, said):
     with pytest.raises(UsageError, match=said):
         override(recipe(task), settings)
 
@@ -102,12 +99,12 @@ def test_contradictory_settings_are_refused(task: str, settings: dict[str, objec
         ("libero_goal/8", {"env.start_jitter_m": 0.01}),
     ],
 )
-def test_valid_settings_round_trip_as_text(task: str, settings: dict[str, object]) -> None:
+def test_valid_settings_round_trip_as_text(task, settings):
     config = override(recipe(task), settings)
     assert read_config_text(config_text(config)) == config
 
 
-def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_refused_by_name() -> None:
+def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_refused_by_name():
     config = recipe("push_block")
     text = config_text(config)
     older = text.replace("    min_spread:", "    chunk_share: 1.0\n    min_spread:")
@@ -136,7 +133,7 @@ def test_settings_that_are_gone_are_left_out_where_they_did_nothing_and_else_ref
         ("push_block", {"policy.model": "checkpoint"}, "sft.updates policy.pocket.dilated", "policy.model"),
     ],
 )
-def test_settings_without_effect_are_found(task: str, settings: dict[str, object], idle: str, why: str) -> None:
+def test_settings_without_effect_are_found(task, settings, idle, why):
     config = override(recipe(task), settings)
     assert all(why in (config.why_unused(name) or "") for name in idle.split())
     assert not any(map(config.why_unused, ("task", "steps", "seed", "reward.source", "algo.lr", "eval.episodes")))
@@ -153,13 +150,13 @@ def test_settings_without_effect_are_found(task: str, settings: dict[str, object
         ("minigrid/MiniGrid-Unlock-v0", 288),
     ],
 )
-def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task: str, limit: int) -> None:
+def test_episodes_cannot_be_longer_than_the_rules_of_the_task_let_them(task, limit):
     with pytest.raises(UsageError, match=rf"env.episode_steps must be <= {limit}, got {limit + 1}"):
         override(recipe(task), {"env.episode_steps": limit + 1})
     assert override(recipe(task), {"env.episode_steps": limit}).env.episode_steps == limit
 
 
-def test_a_users_own_task_is_not_imported_to_check_settings() -> None:
+def test_a_users_own_task_is_not_imported_to_check_settings():
     check_env_settings("no_such_module:TASK", replace(task_env("number_line"), split="training"))
     check_env_settings("gym:no_such_module:It-v0", StepEnvConfig(start="fixed", episode_steps=7, num_envs=2))
     with pytest.raises(ValueError, match="env are a GymnasiumConfig, got a CardsConfig"):
@@ -180,9 +177,7 @@ def test_a_users_own_task_is_not_imported_to_check_settings() -> None:
         ("number_line", {"reward.source": "success", "reward.shaping": "value"}, "gae, env success + value", False),
     ],
 )
-def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(
-    task: str, settings: dict[str, object], name: str, is_asked: bool
-) -> None:
+def test_a_reward_has_a_name_and_says_whether_a_judge_is_asked(task, settings, name, is_asked):
     config = override(recipe(task), settings)
     assert (config.reward_name, config.reward.asks_judge) == (name, is_asked)
     assert config.title == f"{task}: {name}, seed 0"
@@ -204,14 +199,14 @@ IN_BFLOAT16 = {"algo.num_learners": 2, "algo.shard": True, "algo.compute_dtype":
         ({"algo.loss.correction": "sequence"}, "sequence"),
     ],
 )  # fmt: skip
-def test_samples_of_a_different_engine_are_corrected_by_default(settings: dict[str, Any], expected: str) -> None:
+def test_samples_of_a_different_engine_are_corrected_by_default(settings, expected):
     config: Any = override(recipe("number_line"), settings)
     assert config.correction == expected
     built: Any = algorithm_settings(config, None, (lambda *_: None) if config.num_engine_replicas else None)  # pyright: ignore
     assert built.algo.loss.correction == expected
 
 
-def test_a_title_names_a_policy_s_head_where_it_is_not_the_usual_one() -> None:
+def test_a_title_names_a_policy_s_head_where_it_is_not_the_usual_one():
     assert recipe("push_block").title == "push_block: grpo, env success, seed 0"
     assert override(recipe("push_block"), {"policy.head": "flow"}).title.startswith("push_block: flow policy, grpo, ")
     assert override(recipe("number_line"), {"policy.head": "actions"}).title.startswith("number_line: actions policy, ")

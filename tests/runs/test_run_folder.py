@@ -17,15 +17,8 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.runs.answers import final_answers
 from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import RunConfig
 from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import (
-    QUERY_COLUMNS,
-    RunFolder,
-    check_newest,
-    create_folder,
-    find_folder,
-)
+from rlvlm.runs.folder import QUERY_COLUMNS, RunFolder, check_newest, create_folder, find_folder
 from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines
 from rlvlm.runs.train import convert_errors, start_run
@@ -34,7 +27,7 @@ from rlvlm.sweeps.folder import check_trust
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
 
-def test_a_new_folder_holds_the_config_and_the_command(folder: RunFolder, config: RunConfig) -> None:
+def test_a_new_folder_holds_the_config_and_the_command(folder, config):
     assert sorted(file.name for file in folder.path.iterdir()) == ["command.txt", "config.yaml", "environment.json"]
     assert folder.command() == "rlvlm run drawer_open --seed 3"
     assert folder.config() == config
@@ -44,16 +37,14 @@ def test_a_new_folder_holds_the_config_and_the_command(folder: RunFolder, config
     assert (environment["commit"] or "").rstrip("+") == asked.stdout.strip(), "empty where there is no checkout"
 
 
-def test_without_out_the_name_is_task_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_out_the_name_is_task_and_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = [create_folder(StepsRun(task="drawer_open"), ["rlvlm"], NOW).path for _ in range(2)]
     names = [str(path.relative_to(tmp_path)) for path in made]
     assert names == ["runs/drawer_open/20260102-030405", "runs/drawer_open/20260102-030405-2"]
 
 
-def test_a_folder_that_another_run_takes_at_the_same_moment_stays_whole(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_run_takes_at_the_same_moment_stays_whole(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = create_folder(replace(config, out=None), ["rlvlm"], NOW)
     monkeypatch.setattr("rlvlm.runs.folder.default_path", lambda task, started: first.path)  # seen free by both
@@ -68,7 +59,7 @@ def test_a_folder_that_another_run_takes_at_the_same_moment_stays_whole(
     assert first.command() == "rlvlm"
 
 
-def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path, monkeypatch):
     copy = tmp_path / "working_dir_files" / "_ray_pkg_029f88d5ecc55e1e"
     copy.mkdir(parents=True)
     monkeypatch.chdir(copy)
@@ -80,7 +71,7 @@ def test_a_job_may_not_leave_its_run_where_ray_cleans_up(tmp_path: Path, monkeyp
     assert create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], NOW).path.is_dir()
 
 
-def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: RunConfig, tmp_path: Path) -> None:
+def test_a_used_folder_is_refused_with_the_way_on(folder, config, tmp_path):
     with pytest.raises(UsageError, match="already holds a run") as caught:
         create_folder(config, ["rlvlm"], NOW)
     assert f"rlvlm resume {folder.path}" in caught.value.fix
@@ -92,16 +83,14 @@ def test_a_used_folder_is_refused_with_the_way_on(folder: RunFolder, config: Run
         create_folder(replace(config, out=tmp_path / "other" / "letter.txt"), ["rlvlm"], NOW)
 
 
-def test_a_full_disk_is_reported_before_anything_is_made(
-    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_anything_is_made(config, tmp_path, monkeypatch):
     monkeypatch.setattr("rlvlm.runs.folder.BYTES_NEEDED", shutil.disk_usage(tmp_path).total + 1)
     with pytest.raises(MachineError, match="MiB free, a run needs"):
         create_folder(config, ["rlvlm"], NOW)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_died_with_its_node_is_no_bug(folder: RunFolder) -> None:
+def test_a_process_that_died_with_its_node_is_no_bug(folder):
     with pytest.raises(MachineError, match="a process of the run, or its node, is gone: ActorDiedError") as caught:
         with convert_errors(folder):
             raise ActorDiedError
@@ -111,7 +100,7 @@ def test_a_process_that_died_with_its_node_is_no_bug(folder: RunFolder) -> None:
     assert not isinstance(found.value, MachineError)
 
 
-def test_removing_takes_the_parents_that_were_made_and_no_others(config: RunConfig, tmp_path: Path) -> None:
+def test_removing_takes_the_parents_that_were_made_and_no_others(config, tmp_path):
     (tmp_path / "mine").mkdir()
     folder = create_folder(replace(config, out=tmp_path / "mine" / "a" / "b"), ["rlvlm"], NOW)
     folder.remove()
@@ -125,7 +114,7 @@ def save(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints.save(RunState(env_steps=step, wall_s=0.0, peak_rss_mb=0.0), Path.mkdir, is_best=False)
 
 
-def test_a_run_is_found_from_any_path_in_it(filled: RunFolder, tmp_path: Path) -> None:
+def test_a_run_is_found_from_any_path_in_it(filled, tmp_path):
     checkpoint = save(filled, 1_000)
     for path in (
         filled.path,
@@ -141,7 +130,7 @@ def test_a_run_is_found_from_any_path_in_it(filled: RunFolder, tmp_path: Path) -
         find_folder(tmp_path)
 
 
-def test_only_the_newest_checkpoint_can_be_gone_on_from(filled: RunFolder) -> None:
+def test_only_the_newest_checkpoint_can_be_gone_on_from(filled):
     older, newest = save(filled, 1_000), save(filled, 2_000)
     for path in (filled.path, filled.path / "eval.csv", newest, newest / "run.json"):
         check_newest(filled, path)
@@ -151,7 +140,7 @@ def test_only_the_newest_checkpoint_can_be_gone_on_from(filled: RunFolder) -> No
     check_newest(filled, older / "run.json")
 
 
-def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
+def test_a_cut_takes_everything_back_to_one_step(filled):
     for step in (1_000, 2_000, 3_000):
         save(filled, step)
     filled.write_summary({"exit_reason": "SIGTERM"})
@@ -164,9 +153,7 @@ def test_a_cut_takes_everything_back_to_one_step(filled: RunFolder) -> None:
     assert filled.summary() == {}
 
 
-def test_a_folder_is_held_by_one_process_at_a_time(
-    folder: RunFolder, config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_held_by_one_process_at_a_time(folder, config, monkeypatch, capsys):
     monkeypatch.setattr("rlvlm.commands.resume.check_before_run", lambda *_, **__: None)  # it takes seconds
     file = folder.path / "config.yaml"
     before = file.read_text()
@@ -182,7 +169,7 @@ def test_a_folder_is_held_by_one_process_at_a_time(
         pass
 
 
-def test_a_folder_says_what_became_of_the_run_wherever_it_is(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_folder_says_what_became_of_the_run_wherever_it_is(folder, tmp_path):
     assert not folder.has_begun()
     folder.ledger.write_text("{}")
     assert folder.has_begun(), "something was paid for"
@@ -222,7 +209,7 @@ SWEEP = "title: x\nseeds: [0]\ntasks: [soccer]\nsources: {{a: {{title: a, settin
         ("sweep.yaml", SWEEP.format("judge: {store: /elsewhere}"), True),
     ],
 )
-def test_which_folders_ask_for_trust(file: str, text: str, asks: bool, tmp_path: Path) -> None:
+def test_which_folders_ask_for_trust(file, text, asks, tmp_path):
     run = tmp_path / "runs" / "one"
     (run / "checkpoints" / "last").mkdir(parents=True)
     (run / file).write_text(text + "\n")
@@ -240,11 +227,11 @@ def test_which_folders_ask_for_trust(file: str, text: str, asks: bool, tmp_path:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> CsvTable:
+def table(tmp_path):
     return CsvTable(tmp_path / "t.csv", ("step", "text"), "step")
 
 
-def test_any_text_of_a_judge_stays_one_row(table: CsvTable) -> None:
+def test_any_text_of_a_judge_stays_one_row(table):
     table.append([{"step": 1, "text": 'a "quote", a\nbreak and \u2028 another'}, {"step": 2, "text": None}])
     assert table.path.read_text() == 'step,text\n1,"a ""quote"", a\\nbreak and \u2028 another"\n2,\n'
     assert [row["step"] for row in table.read()] == ["1", "2"]
@@ -260,7 +247,7 @@ def test_any_text_of_a_judge_stays_one_row(table: CsvTable) -> None:
     assert table.path.read_text() == "step,text\n1,0.333333\n"
 
 
-def test_a_torn_tail_is_not_read_and_cut_takes_it_away(table: CsvTable) -> None:
+def test_a_torn_tail_is_not_read_and_cut_takes_it_away(table):
     table.append([{"step": step, "text": "x"} for step in (1, 2, 3)])
     whole = table.path.read_bytes()
     table.path.write_bytes(whole + b"4,to")
@@ -271,7 +258,7 @@ def test_a_torn_tail_is_not_read_and_cut_takes_it_away(table: CsvTable) -> None:
     assert not table.path.exists()
 
 
-def test_after_a_cut_the_file_equals_one_that_never_went_further(tmp_path: Path) -> None:
+def test_after_a_cut_the_file_equals_one_that_never_went_further(tmp_path):
     straight = CsvTable(tmp_path / "a.csv", ("step", "text"), "step")
     returned = CsvTable(tmp_path / "b.csv", ("step", "text"), "step")
     rows = [{"step": step, "text": f'say "{step}"\nor, less'} for step in range(6)]
@@ -282,7 +269,7 @@ def test_after_a_cut_the_file_equals_one_that_never_went_further(tmp_path: Path)
     assert straight.path.read_bytes() == returned.path.read_bytes()
 
 
-def test_json_lines_are_cut_alike(tmp_path: Path) -> None:
+def test_json_lines_are_cut_alike(tmp_path):
     lines = JsonLines(tmp_path / "m.jsonl", "env_steps")
     lines.append([{"env_steps": step, "x": 0.1 * step} for step in range(4)])
     whole = lines.path.read_bytes()
@@ -295,7 +282,7 @@ def test_json_lines_are_cut_alike(tmp_path: Path) -> None:
         lines.append([{"env_steps": 9, "x": float("nan")}])
 
 
-def test_an_answer_that_was_used_after_the_checkpoint_is_cut_however_early_it_was_asked(tmp_path: Path) -> None:
+def test_an_answer_that_was_used_after_the_checkpoint_is_cut_however_early_it_was_asked(tmp_path):
     folder = RunFolder(tmp_path, 2)
     asked = {"env_step": 10, "status": "ok"}
     used = [asked | {"used_step": 30, "index": 0}, asked | {"used_step": 15, "index": 1}]

@@ -16,7 +16,6 @@ from rlvlm.core.errors import MachineError
 from rlvlm.envs.registry import Task, register
 from rlvlm.runs import build, evaluate
 from rlvlm.runs.build import Players
-from rlvlm.runs.folder import RunFolder
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.scores import evaluation_rank, evaluation_row, score_name, scores, true_success
 from rlvlm.runs.settings import override
@@ -24,7 +23,7 @@ from rlvlm.runs.settings import override
 ROWS = [{"success_rate": "0.2", "episode_return": "-100"}, {"success_rate": "1", "episode_return": "50"}]
 
 
-def test_a_task_is_compared_by_success_or_by_its_return() -> None:
+def test_a_task_is_compared_by_success_or_by_its_return():
     np.testing.assert_allclose(scores("drawer_open", ROWS), [0.2, 1.0])
     register(Task(name="test_scores", goal="", maker="rlvlm.testing:TinyEnv", return_range=(-200.0, 0.0)))
     np.testing.assert_allclose(scores("test_scores", ROWS), [0.5, 1.25])  # half-way, and better than solved
@@ -32,7 +31,7 @@ def test_a_task_is_compared_by_success_or_by_its_return() -> None:
     assert scores("drawer_open", []).shape == (0,)
 
 
-def test_runs_are_ranked_by_success_at_the_end_and_not_at_any_step() -> None:
+def test_runs_are_ranked_by_success_at_the_end_and_not_at_any_step():
     passes_by = {"success_rate": "1", "success_at_end": "0.25", "episode_return": "9"}
     holds = {"success_rate": "0.5", "success_at_end": "0.5", "episode_return": "1"}
     assert list(scores("drawer_open", [passes_by, holds])) == [0.25, 0.5]
@@ -56,7 +55,7 @@ def evaluation(successes: int, sampled: float | None, reward: float = 1.0) -> Ev
     return Evaluation(episodes=episodes, metrics={} if sampled is None else {metrics.EVAL_SAMPLED_SUCCESS: sampled})
 
 
-def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between_equals() -> None:
+def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between_equals():
     def rank(*measured: float | None) -> tuple[float, float, float]:
         row = evaluation_row(evaluation(*measured), 0, 0.0)  # type: ignore[arg-type]
         as_read = {name: "" if value is None else str(value) for name, value in row.items()}
@@ -72,7 +71,7 @@ def test_greedy_and_sampled_play_choose_the_best_together_and_the_return_between
     assert rank(3, None) == (0.75, 0.75, 1.0) and rank(3, None, 2.0) > rank(3, None, 1.0)
 
 
-def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> None:
+def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end():
     ones = np.ones(3, np.float32)
     episodes = [
         PlayedEpisode(
@@ -86,7 +85,7 @@ def test_a_success_that_is_undone_counts_at_any_step_and_not_at_the_end() -> Non
     assert evaluation_rank(row) > evaluation_rank(passes_by), "the best holds its success"
 
 
-def test_equal_episodes_count_once_and_unknown_success_is_none() -> None:
+def test_equal_episodes_count_once_and_unknown_success_is_none():
     played = evaluation(0, None)
     row = evaluation_row(played, 0, 0.0)
     assert (row["episodes"], row["distinct_episodes"], row["success_rate"]) == (4, 1, 0.0)
@@ -119,14 +118,12 @@ CHOSEN: Any = SimpleNamespace(step=5, algorithm=Path())
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
+def played(monkeypatch):
     players = Players(own=OneStart(False), draw=lambda rows, size_px: rows, others={"random": OneStart(True)})
     monkeypatch.setattr(evaluate, "open_players", lambda *_: players)
 
 
-def test_one_episode_played_forty_times_is_one_episode(
-    folder: RunFolder, played: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_episode_played_forty_times_is_one_episode(folder, played, capsys):
     folder.checkpoints = SimpleNamespace(all=lambda: [SimpleNamespace(step=5)])
     evaluate.evaluate_run(folder, CHOSEN, 40, False)
     said = capsys.readouterr().out
@@ -140,9 +137,7 @@ def test_one_episode_played_forty_times_is_one_episode(
     assert "100.0 (91 to 100)" in said and "policy: fewer starts than episodes" in said
 
 
-def test_figures_are_printed_even_if_they_cannot_be_written(
-    folder: RunFolder, played: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_printed_even_if_they_cannot_be_written(folder, played, tmp_path, capsys):
     folder.checkpoints = SimpleNamespace(all=lambda: [SimpleNamespace(step=9)])
     (tmp_path / "a file").touch()
     with pytest.raises(MachineError, match="the figures above could not be written") as caught:
@@ -157,9 +152,7 @@ def test_figures_are_printed_even_if_they_cannot_be_written(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "others"), [("drawer_open", ["policy, random starts"]), ("rlvlm.testing:TINY", None)])
-def test_a_policy_of_one_start_is_also_played_from_others(
-    task: str, others: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_of_one_start_is_also_played_from_others(task, others, monkeypatch):
     monkeypatch.setattr("rlvlm.algorithms.sac_pebble.player.load_policy", lambda _: None)
     players = build.open_players(recipe(task), Path())
     assert others is None or list(players.others) == others
@@ -169,7 +162,7 @@ def test_a_policy_of_one_start_is_also_played_from_others(
 @pytest.mark.parametrize(
     ("share", "mean_return", "is_shown"), [(0.0, -5.0, False), (0.0, 0.0, True), (0.5, -1.0, True)]
 )
-def test_a_return_above_zero_is_counted_where_there_can_be_one(share, mean_return, is_shown) -> None:
+def test_a_return_above_zero_is_counted_where_there_can_be_one(share, mean_return, is_shown):
     shares = {
         f"{name}{end}": share for name in ("success_at_end", "success", "above_zero") for end in ("", "_low", "_high")
     }

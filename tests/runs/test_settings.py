@@ -12,13 +12,13 @@ from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import commented, differences, from_yaml, override, to_yaml
 
 
-def test_a_file_written_by_hand_is_read() -> None:
+def test_a_file_written_by_hand_is_read():
     config = read_config_text("task: drawer_open\nseed: 4\nenv:\n  start: random\nalgo:\n  hidden: [32, 16]\n")
     assert (config.seed, config.env.start, config.algo.hidden) == (4, "random", (32, 16))
     assert config.steps == StepsRun(task="drawer_open").steps
 
 
-def test_a_round_trip_changes_nothing() -> None:
+def test_a_round_trip_changes_nothing():
     config = StepsRun(task="drawer_open", out=Path("runs/x"), env=MetaWorldConfig(start="random", num_envs=3))
     assert read_config_text(config_text(config)) == config
     assert read_config_text(config_text(replace(config, out=None))).out is None
@@ -29,7 +29,7 @@ def test_a_round_trip_changes_nothing() -> None:
         from_yaml(TurnRewardConfig, "{source: judged, threshold: guessed}")
 
 
-def test_differences_worked_by_hand() -> None:
+def test_differences_worked_by_hand():
     """Of three settings one is as it was, one is another, one is gone; and one is new."""
     before, after = {"seed": 1, "lr": 0.1, "gone": 2}, {"seed": 1, "lr": 0.2, "new": 3}
     assert differences(before, after) == {"lr": "0.2, before 0.1", "gone": "unset, before 2"}
@@ -54,13 +54,13 @@ def test_differences_worked_by_hand() -> None:
         ("", "must be a mapping", ""),
     ],
 )
-def test_mistakes_are_named(text: str, what: str, fix: str) -> None:
+def test_mistakes_are_named(text, what, fix):
     with pytest.raises(UsageError, match=what) as caught:
         read_config_text(text)
     assert fix in caught.value.fix
 
 
-def test_the_printed_config_explains_each_setting_and_reads_back() -> None:
+def test_the_printed_config_explains_each_setting_and_reads_back():
     config = replace(recipe("number_line"), goal=f"a goal in {'many ' * 36}words")
     text = commented(config_text(config), config)
     assert "\nsteps: 10240  # Env steps of the run\n" in text
@@ -69,7 +69,7 @@ def test_the_printed_config_explains_each_setting_and_reads_back() -> None:
     assert read_config_text(text) == config
 
 
-def test_a_section_may_be_overridden_by_a_mapping() -> None:
+def test_a_section_may_be_overridden_by_a_mapping():
     own = {
         "judge": {"backend": "transformers", "model": "x", "api": {"retries": 2}},
         "reward.exploration": {"bonus": "none"},

@@ -121,7 +121,7 @@ def lose(cluster: Cluster, node_id: str) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
-def test_the_judge_of_a_run_goes_where_the_gpu_is(tmp_path: Path) -> None:
+def test_the_judge_of_a_run_goes_where_the_gpu_is(tmp_path):
     with nodes(1, {"num_cpus": 1, "num_gpus": 1}) as (cluster, (card,)):
         judge = ["--reward.teacher", "judge", "--judge.untrained", "ok", "--serve.num-gpus", "1"]
         words = [*WORDS, "--steps", "160", *judge]
@@ -135,7 +135,7 @@ def test_the_judge_of_a_run_goes_where_the_gpu_is(tmp_path: Path) -> None:
         assert len(ray.nodes()) == 2  # the run has left the cluster as it was
 
 
-def test_a_run_goes_on_when_the_nodes_of_its_envs_and_of_its_judge_are_lost(tmp_path: Path) -> None:
+def test_a_run_goes_on_when_the_nodes_of_its_envs_and_of_its_judge_are_lost(tmp_path):
     """The learner is on the head; env workers begin on all nodes, and the judge's replica finds the spare card."""
     card = {"num_cpus": 4, "num_gpus": 1}  # env workers that are placed anew must leave a core for the judge
     with nodes(4, card, card, {"num_cpus": 2}) as (cluster, (*_, envs)):
@@ -160,7 +160,7 @@ def test_a_run_goes_on_when_the_nodes_of_its_envs_and_of_its_judge_are_lost(tmp_
             run.end()
 
 
-def test_the_node_of_the_engine_may_be_lost_and_that_of_the_learner_ends_a_run_that_resumes(tmp_path: Path) -> None:
+def test_the_node_of_the_engine_may_be_lost_and_that_of_the_learner_ends_a_run_that_resumes(tmp_path):
     """Replicas of the policy find a spare card, in the supervised start and in training, and fetch the weights; what a
     learner held is in the checkpoint.
     """
@@ -193,7 +193,7 @@ def test_the_node_of_the_engine_may_be_lost_and_that_of_the_learner_ends_a_run_t
         assert again.steps == sorted(set(again.steps)), "each step stands in the log once"
 
 
-def test_without_its_learner_a_supervised_start_ends_with_words(tmp_path: Path) -> None:
+def test_without_its_learner_a_supervised_start_ends_with_words(tmp_path):
     with nodes(0, LEARNERS) as (cluster, (learner,)):
         run = Run(cluster, tmp_path / "run", *TURNS, *WITH_LEARNER, "--steps", "128")
         try:

@@ -109,11 +109,11 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings", "refusal"), [row for row in TABLE if not row[2]])
 def test_a_run_learns_from_the_source(
-    local_ray: None,
-    kind: str,
-    settings: dict[str, Any],
-    refusal: str,  # noqa: ARG001 - the table's columns
-) -> None:
+    local_ray,
+    kind,
+    settings,
+    refusal,  # noqa: ARG001 - the table's columns
+):
     config = configured(kind, settings)
     config = override(config, {"judge.faulty": "ok"})  # the fake knows no task
     with built(algorithm_settings(config, FakeJudge if config.reward.asks_judge else None)) as algorithm:
@@ -125,7 +125,7 @@ def test_a_run_learns_from_the_source(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_goes_on_while_a_person_answers(local_ray: None, tmp_path: Path) -> None:
+def test_a_run_goes_on_while_a_person_answers(local_ray, tmp_path):
     (tmp_path / "run").mkdir()
     config = configured(STEPS, {"reward.teacher": "human"})
     config = replace(config, out=tmp_path / "run")
@@ -162,9 +162,7 @@ def test_a_run_goes_on_while_a_person_answers(local_ray: None, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("kind", "settings", "refusal"), [row for row in TABLE if row[2]])
-def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(
-    kind: str, settings: dict[str, Any], refusal: str
-) -> None:
+def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(kind, settings, refusal):
     with pytest.raises((UsageError, ValueError), match=refusal):
         algorithm_settings(configured(kind, settings), None).validate()
 
@@ -172,7 +170,7 @@ def test_a_source_that_the_kind_has_not_is_refused_before_anything_starts(
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [TURNS, CHUNKS])
-def test_a_users_own_loss_reads_a_tensor_of_its_own_in_turns_and_in_chunks(local_ray: None, kind: str) -> None:
+def test_a_users_own_loss_reads_a_tensor_of_its_own_in_turns_and_in_chunks(local_ray, kind):
     config = configured(kind, {"algo.loss.policy": f"{EXAMPLES}/own_loss.py:early"})
     with built(algorithm_settings(config, None)) as algorithm:
         algorithm.prepare(lambda line: None)
@@ -203,8 +201,8 @@ def mine(batch, config):
     ],
 )
 def test_a_function_of_an_episode_that_a_loss_cannot_use_is_refused_before_anything_starts(
-    kind: str, expression: str, refusal: str, tmp_path: Path
-) -> None:
+    kind, expression, refusal, tmp_path
+):
     file = tmp_path / "mine.py"
     file.write_text(EXTRAS.replace("EXPRESSION", expression))
     settings = algorithm_settings(configured(kind, {"algo.loss.policy": f"{file}:mine"}), None)
@@ -216,6 +214,6 @@ def test_a_function_of_an_episode_that_a_loss_cannot_use_is_refused_before_anyth
     assert refusal.startswith("returns") or "episode" in f"{caught.value} {caught.value.fix}"
 
 
-def test_every_source_of_every_kind_has_a_row() -> None:
+def test_every_source_of_every_kind_has_a_row():
     rows = {(kind, settings["reward.source"]) for kind, settings, _ in TABLE if "reward.source" in settings}
     assert rows == {(kind, source) for kind in KINDS for source in (*SOURCES, "mixture")}

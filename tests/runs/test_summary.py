@@ -1,9 +1,6 @@
 import io
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +8,6 @@ from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.pages.run_charts import write_plots
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.rewards.scoring_items import ScoredItem
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -24,7 +20,7 @@ from rlvlm.runs.train import print_summary
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)
 
 
-def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) -> None:
+def test_the_numbers_of_a_filled_folder(filled, config):
     summary = summarise(filled, config, STATE, "done")
     assert summary["final_success_rate"] == 0.7  # mean of 0.2, 1.0 and 0.9
     assert (summary["success"], summary["best_success_rate"]) == (0.9, 1.0), "the headline is of the last evaluation"
@@ -37,7 +33,7 @@ def test_the_numbers_of_a_filled_folder(filled: RunFolder, config: RunConfig) ->
     assert (summary["seed"], summary["exit_reason"]) == (3, "done")
 
 
-def test_the_last_line_is_of_one_evaluation(filled: RunFolder, config: RunConfig) -> None:
+def test_the_last_line_is_of_one_evaluation(filled, config):
     # at the end 0.6 of the last evaluation's episodes succeed, at any step 0.9; the mean of three is another figure
     rows = filled.evaluations.read()
     filled.evaluations.path.unlink()
@@ -49,15 +45,13 @@ def test_the_last_line_is_of_one_evaluation(filled: RunFolder, config: RunConfig
     assert f"saved; resume with: rlvlm resume {filled.path}" in out.getvalue()
 
 
-def test_a_run_that_never_got_anywhere_has_no_rates(folder: RunFolder, config: RunConfig) -> None:
+def test_a_run_that_never_got_anywhere_has_no_rates(folder, config):
     summary = summarise(folder, config, RunState(env_steps=0, wall_s=0.0, peak_rss_mb=0.0), "SIGTERM")
     assert summary["final_success_rate"] is summary["label_accuracy"] is summary["steps_per_s"] is None
     assert summary["queries"] == 0
 
 
-def test_scores_count_as_queries_and_are_measured_against_the_truth(
-    folder: RunFolder, config: RunConfig, make_scores: Callable[..., list[ScoredItem]]
-) -> None:
+def test_scores_count_as_queries_and_are_measured_against_the_truth(folder, config, make_scores):
     folder.scores.append(map(score_row, make_scores(2_000), range(9)))
     summary = summarise(folder, config, STATE, "done")
     assert summary["queries"] == 5 and summary["labels"] == {"ok": 3, "no_preference": 0, "invalid": 1, "failed": 1}
@@ -74,7 +68,7 @@ def card(folder: RunFolder, config: RunConfig, reason: str, files: list[str]) ->
     return run_readme(config, summary, folder.environment(), folder.command(), files)
 
 
-def test_the_card_has_the_results_of_the_run_and_how_to_repeat_it(filled: RunFolder, config: RunConfig) -> None:
+def test_the_card_has_the_results_of_the_run_and_how_to_repeat_it(filled, config):
     text = card(filled, config, "done", ["plots/learning_curve.png", "judge_panel.html", "videos/a.mp4"])
     assert "# drawer_open, judge labels, image reward, seed 3" in text
     assert "Finished after 4,000 env steps; the policy ends 90.0 % of episodes in success (last evaluation)" in text
@@ -104,9 +98,7 @@ BENCH = {
 }
 
 
-def test_the_card_has_the_judges_figures_in_the_run_beside_those_in_its_bench(
-    filled: RunFolder, folder: RunFolder, config: RunConfig, tmp_path: Path
-) -> None:
+def test_the_card_has_the_judges_figures_in_the_run_beside_those_in_its_bench(filled, folder, config, tmp_path):
     assert "in its bench" not in card(filled, config, "done", [])
     (tmp_path / "bench.json").write_text(json.dumps(BENCH))
     known = replace(config, track=replace(config.track, bench=str(tmp_path)))
@@ -118,7 +110,7 @@ def test_the_card_has_the_judges_figures_in_the_run_beside_those_in_its_bench(
     assert "| calibration error of pairs | 0.17 | 0.12 |" in text, "60 against 30 %: 2/3 sure, and half of them right"
 
 
-def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder, config: RunConfig) -> None:
+def test_the_card_says_when_and_why_the_learned_reward_counted(filled, config):
     assert "learned reward" not in card(filled, config, "done", []), "nothing was fitted"
     names = (metrics.REWARD_IS_TRUSTED, metrics.REWARD_NUM_PREDICTED, metrics.REWARD_NUM_PREDICTED_RIGHT)
     for step, numbers in ((5_000, (0, 50, 26)), (6_000, (1, 150, 112)), (7_000, (1, 250, 190))):
@@ -139,14 +131,7 @@ def test_the_card_says_when_and_why_the_learned_reward_counted(filled: RunFolder
         (0.6, {}, "", ()),
     ],
 )  # fmt: skip
-def test_a_run_that_ends_below_the_true_reward_gets_advice(
-    folder: RunFolder,
-    config: RunConfig,
-    true: float | None,
-    settings: dict[str, Any],
-    first: str,
-    others: Sequence[str],
-) -> None:
+def test_a_run_that_ends_below_the_true_reward_gets_advice(folder, config, true, settings, first, others):
     config = replace(config, reward=replace(config.reward, **settings))
     row = {"step": 4_000, "success_rate": 0.6, "success_at_end": 0.6, "episode_return": 1.0, "final_progress": 1.0}
     folder.evaluations.append([row | {"episodes": 20, "wall_s": 1.0}])
@@ -164,7 +149,7 @@ def test_a_run_that_ends_below_the_true_reward_gets_advice(
     assert "What to change first" not in card(folder, config, "SIGTERM", [])
 
 
-def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder: RunFolder, config: RunConfig) -> None:
+def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder, config):
     row = {"episode_return": 1.0, "final_progress": 1.0, "episodes": 200, "wall_s": 1.0}
     start = {"step": 0, "success_rate": 1.0, "sampled_success_rate": 0.8}
     end = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 0.98}
@@ -179,14 +164,14 @@ def test_greedy_and_sampled_play_stand_beside_each_other_before_and_after(folder
     assert "| success, at the last evaluation | 100.0 % (98 to 100) | 98.0 % (95 to 99) |" in text
 
 
-def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder: RunFolder) -> None:
+def test_a_stopped_run_says_so_and_one_without_a_judge_names_none(folder):
     config = StepsRun(task="drawer_open", reward=StepRewardConfig(source="environment"))
     text = card(folder, config, "SIGTERM", ["episodes.html"])
     assert "Stopped early (SIGTERM)" in text and "not evaluated yet" in text
     assert "judge:" not in text and "queries" not in text and "(episodes.html)" in text
 
 
-def test_one_episode_played_five_times_is_called_one(folder: RunFolder, config: RunConfig) -> None:
+def test_one_episode_played_five_times_is_called_one(folder, config):
     row = {"step": 4_000, "success_rate": 1.0, "success_at_end": 1.0, "episode_return": 1.0, "final_progress": 1.0}
     folder.evaluations.append([row | {"episodes": 5, "wall_s": 1.0, "distinct_episodes": 1}])
     text = card(folder, config, "done", [])
@@ -194,13 +179,13 @@ def test_one_episode_played_five_times_is_called_one(folder: RunFolder, config: 
     assert "| distinct episodes of the last evaluation | 1 of 5 |" in text
 
 
-def test_greedy_episodes_that_repeat_make_no_interval_narrower(folder: RunFolder, config: RunConfig) -> None:
+def test_greedy_episodes_that_repeat_make_no_interval_narrower(folder, config):
     row = {"step": 4_000, "success_rate": 1.0, "sampled_success_rate": 1.0, "episode_return": 1.0}
     folder.evaluations.append([row | {"final_progress": 1.0, "episodes": 200, "wall_s": 1.0, "distinct_episodes": 30}])
     assert "| 100.0 % (89 to 100) | 100.0 % (98 to 100) |" in card(folder, config, "done", [])
 
 
-def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: RunFolder, config: RunConfig) -> None:
+def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder, config):
     row = {"step": 4_000, "episode_return": -7.25, "final_progress": 0.0, "episodes": 5, "wall_s": 1.0}
     folder.evaluations.append([row])
     text = card(folder, config, "done", [])
@@ -210,7 +195,7 @@ def test_a_card_speaks_of_no_success_where_the_env_has_no_test_of_it(folder: Run
     assert write_plots(folder, config.title)
 
 
-def test_the_worst_evaluation_after_the_start_is_shown_beside_the_last_one() -> None:
+def test_the_worst_evaluation_after_the_start_is_shown_beside_the_last_one():
     """By hand: the start counts as no dip, and greedy and sampled play may be worst at different times."""
     played = [(0, "0.1", "0.0"), (10, "0.9", "0.4"), (20, "0.3", "0.8"), (30, "1.0", "0.9")]
     rows = [

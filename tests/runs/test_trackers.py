@@ -4,7 +4,6 @@ import re
 import sys
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +20,7 @@ def broken(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
-def test_a_tracker_that_fails_costs_its_curves_and_no_more(
-    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tracker_that_fails_costs_its_curves_and_no_more(fails, tmp_path, monkeypatch, caplog):
     logged: list[int] = []
     run = SimpleNamespace(log=lambda row, step: logged.append(step), finish=lambda: None)
     stub: Any = SimpleNamespace(init=lambda **_: run, Settings=lambda **_: None)
@@ -41,7 +38,7 @@ def test_a_tracker_that_fails_costs_its_curves_and_no_more(
     assert bool(trackers.trouble) is (fails == "init") and logged == ([10, 20] if fails == "finish" else [])
 
 
-def test_every_run_has_an_id_of_its_own_which_moves_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_has_an_id_of_its_own_which_moves_with_it(tmp_path, monkeypatch):
     started: list[dict[str, Any]] = []
     stub: Any = SimpleNamespace(init=lambda **about: started.append(about), Settings=lambda **_: None)
     monkeypatch.setitem(sys.modules, "wandb", stub)

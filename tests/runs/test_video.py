@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import av
@@ -26,7 +25,7 @@ def orange(image: NDArray[np.uint8], first: int = HEADER_PX, last: int = TRACE_P
     return np.nonzero((strip[..., 0] > 200) & (strip[..., 2] < 120))
 
 
-def test_the_mark_follows_the_reward_on_the_episodes_range_or_the_one_that_is_known() -> None:
+def test_the_mark_follows_the_reward_on_the_episodes_range_or_the_one_that_is_known():
     images = compose([0.0, 1.0, 0.0])
     assert images[0].shape == (64 + TRACE_PX, 128, 3)
     rows, columns = zip(*((found[0].mean(), found[1].mean()) for found in map(orange, images)), strict=True)
@@ -37,7 +36,7 @@ def test_the_mark_follows_the_reward_on_the_episodes_range_or_the_one_that_is_kn
     assert len(compose([1.0, 1.0])) == 2, "a constant reward is drawn too"
 
 
-def test_title_reward_and_true_progress_stand_on_lines_of_their_own() -> None:
+def test_title_reward_and_true_progress_stand_on_lines_of_their_own():
     plain, titled = (compose([1.0], 300, title)[0] for title in ("", "x" * 60))
     rows_of_title = np.argwhere((plain != titled)[64:].any(-1))[:, 0]
     assert rows_of_title.max() < orange(plain, 0, HEADER_PX)[0].min()
@@ -47,7 +46,7 @@ def test_title_reward_and_true_progress_stand_on_lines_of_their_own() -> None:
     assert not np.array_equal(barred[0], barred[1])
 
 
-def test_a_long_title_goes_on_beside_the_reward_and_does_not_run_into_it() -> None:
+def test_a_long_title_goes_on_beside_the_reward_and_does_not_run_into_it():
     title = "step 20,000, success, undone at the end, judge's score so far"
     plain, titled = (compose([-123.45], 300, words)[0] for words in ("", title))
     written = np.argwhere((plain != titled).any(-1))
@@ -59,8 +58,8 @@ def test_a_long_title_goes_on_beside_the_reward_and_does_not_run_into_it() -> No
 
 @pytest.mark.parametrize(("height", "width", "shown"), [(64, 96, 384), (64, 192, 384), (64, 300, 300), (75, 301, 300)])
 def test_small_images_are_enlarged_until_there_is_room_for_words_and_odd_ones_are_filmed_too(
-    height: int, width: int, shown: int, tmp_path: Path
-) -> None:
+    height, width, shown, tmp_path
+):
     ones = np.ones(3, np.float32)
     played = PlayedEpisode(
         snapshots=ones[:, None], env_rewards=ones, learned_rewards=ones, success=ones > 0, progress=ones
@@ -71,7 +70,7 @@ def test_small_images_are_enlarged_until_there_is_room_for_words_and_odd_ones_ar
 
 
 @pytest.mark.slow
-def test_films_show_the_robot_that_policy_and_judge_do_not_see() -> None:
+def test_films_show_the_robot_that_policy_and_judge_do_not_see():
     config = recipe("drawer_open")
     env = make_env(config.task, config.env, 0)
     env.reset(seed=0)
@@ -86,7 +85,7 @@ def test_films_show_the_robot_that_policy_and_judge_do_not_see() -> None:
 
 
 @pytest.mark.parametrize(("steps", "fps", "num_images"), [(1, 1, 5), (10, 2, 10), (40, 8, 40), (250, FPS, 250)])
-def test_a_video_plays_back_and_lasts_five_seconds(steps: int, fps: int, num_images: int, tmp_path: Path) -> None:
+def test_a_video_plays_back_and_lasts_five_seconds(steps, fps, num_images, tmp_path):
     file = write_mp4(
         tmp_path / "videos" / "a.mp4", [np.full((32, 64, 3), 20 * n % 200, np.uint8) for n in range(steps)]
     )
@@ -99,7 +98,7 @@ def test_a_video_plays_back_and_lasts_five_seconds(steps: int, fps: int, num_ima
     assert [path.name for path in file.parent.iterdir()] == ["a.mp4"]
 
 
-def test_a_broken_video_leaves_nothing(tmp_path: Path) -> None:
+def test_a_broken_video_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="ndim"):
         write_mp4(tmp_path / "a.mp4", [np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.uint8)])
     assert list(tmp_path.iterdir()) == []

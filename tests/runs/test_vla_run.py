@@ -29,7 +29,7 @@ WORDS = (
 ).split()
 
 
-def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch):
     config = recipe("push_block")
     env = make_env("push_block", config.env, 0)
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
@@ -55,7 +55,7 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch: pytest
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address: str, tmp_path: Path) -> None:
+def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address, tmp_path):
     words = (*WORDS, "--sft.episodes", "100000", "--out", str(tmp_path / "run"))
     process = start("run", *words, RAY_ADDRESS=ray_address)
     assert process.stdout is not None
@@ -73,9 +73,7 @@ def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address: 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
-    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_interrupted_ends_as_one_that_was_not(local_ray, tmp_path, capfd):
     whole = tmp_path / "whole"
     run_here("run", *WORDS, "--reward.source", "judged", "--reward.teacher", "biased", "--out", str(whole))
     names = "episodes.html success_by_instruction.csv summary.json README.md plots/learning_curve.png videos".split()
@@ -97,19 +95,19 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
 
 
 @pytest.mark.ray
-def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray: None) -> None:
+def test_a_last_resort_that_is_not_there_is_missed_at_the_start(local_ray):
     with pytest.raises(JudgeUnavailable, match=r"reward\.fallback_judge.*nothere") as caught:
         answering_judge("nothere", None)
     assert "--reward.fallback-judge" in caught.value.fix
 
 
-def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_path):
     create_folder(tmp_path / "d", "libero_object/0", "chunks", chunks={})
     with pytest.raises(UsageError, match="demonstrations of libero_object/0, not of push_block"):
         check_before_run(override(recipe("push_block"), {"sft.demonstrations": str(tmp_path / "d")}))
 
 
-def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word() -> None:
+def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word():
     judged = override(recipe("libero_object/8"), {"reward.source": "judged"})
     attached = override(judged, {"serve.app": "robometer-4b"})
     assert not judged.notes() and "robometer-4b score" in attached.reward_name
@@ -121,7 +119,7 @@ def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_
 
 
 @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])
-def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task: str) -> None:
+def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task):
     config = recipe(task)
     assert task not in config.judge_knows() and config.judge_knows()
     for known in (recipe("libero_object/4"), recipe("push_block")):

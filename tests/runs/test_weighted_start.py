@@ -35,7 +35,7 @@ def label(data: Path, file: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=SMALL)
-def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def labelled(request, tmp_path_factory):
     """A task, and a folder with demonstrations of it and their labels."""
     folder = tmp_path_factory.mktemp("labelled")
     run_here("collect", request.param, "--episodes", "6", "--out", str(folder / "data"))
@@ -46,9 +46,7 @@ def labelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("weighting", ["preference", "condition"])  # all of them: test_sft_job.py
-def test_a_run_learns_from_labelled_episodes(
-    local_ray: None, labelled: tuple[str, Path], tmp_path: Path, weighting: str
-) -> None:
+def test_a_run_learns_from_labelled_episodes(local_ray, labelled, tmp_path, weighting):
     task, folder = labelled
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     data, labels, out = tmp_path / "data", tmp_path / "labels.parquet", tmp_path / "run"
@@ -81,6 +79,6 @@ def test_a_run_learns_from_labelled_episodes(
         ({"policy.conditioned": True, "policy.head": "my_file:NAME"}, "of your own, which reads its prompts"),
     ],
 )
-def test_labels_without_a_use_are_refused(settings: dict[str, object], message: str) -> None:
+def test_labels_without_a_use_are_refused(settings, message):
     with pytest.raises((UsageError, ValueError), match=message):
         override(recipe("push_block"), settings)

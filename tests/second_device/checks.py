@@ -83,8 +83,7 @@ def grpo(device: torch.device, folder: Path) -> None:
             .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=32))
             .acting(policy=VLAConfig())
             .learning(
-                sft=ChunkSFTConfig(episodes=4, updates=4),
-                algo=chunk_defaults(groups=2, group_size=4, offload=offload),
+                sft=ChunkSFTConfig(episodes=4, updates=4), algo=chunk_defaults(groups=2, group_size=4, offload=offload)
             )
             .debugging(seed=0)
             .build_algo()

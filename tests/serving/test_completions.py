@@ -36,7 +36,7 @@ class Silent(FakeClient):
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory) -> Edge:
+def edge(tmp_path_factory):
     return Edge(tmp_path_factory.mktemp("edge"), judges=("fake", "other"), aliases={"short": "other"})
 
 
@@ -50,7 +50,7 @@ def reply(edge: Edge, model: str, messages: list[dict], **more) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def test_a_judge_answers_in_the_words_that_the_model_names(edge: Edge) -> None:
+def test_a_judge_answers_in_the_words_that_the_model_names(edge):
     # by hand: the fake judge scores the last image's brightness and prefers the lighter one; 51 / 255 is a fifth
     assert reply(edge, "fake#percent", message(0, 51)) == reply(edge, "fake", message(51)) == "20"
     assert [reply(edge, "short#grade", message(level)) for level in (51, 204)] == ["GRADE: failure", "GRADE: success"]
@@ -60,7 +60,7 @@ def test_a_judge_answers_in_the_words_that_the_model_names(edge: Edge) -> None:
     assert (said["status"], said["value"], said["judge"]["judge"]) == ("ok", 0.2, FakeJudge().stamp.judge)
 
 
-def test_the_goal_is_a_line_of_a_longer_prompt_or_a_field_of_the_body(edge: Edge) -> None:
+def test_the_goal_is_a_line_of_a_longer_prompt_or_a_field_of_the_body(edge):
     graded = "You are grading one trial.\n\nTask instruction: close the box\n\nRubric:\nnone\n\nreply with one line"
     system = [{"role": "system", "content": "You are a judge."}]
     for messages, more, goal in (
@@ -77,7 +77,7 @@ def test_the_goal_is_a_line_of_a_longer_prompt_or_a_field_of_the_body(edge: Edge
         assert edge.judge.clips[0].goal == goal
 
 
-def test_openais_client_asks_and_gets_clear_errors(edge: Edge) -> None:
+def test_openais_client_asks_and_gets_clear_errors(edge):
     with edge.listening() as url, openai.OpenAI(base_url=f"{url}/v1", api_key=edge.token, max_retries=0) as client:
         models = [model.id for model in client.models.list()]
         assert models == [
@@ -109,7 +109,7 @@ def test_openais_client_asks_and_gets_clear_errors(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize(("status", "code"), [(Status.INVALID, 502), (Status.FAILED, 503)])
-def test_a_missing_answer_is_an_error_or_unclear_and_never_a_number(tmp_path, status, code) -> None:
+def test_a_missing_answer_is_an_error_or_unclear_and_never_a_number(tmp_path, status, code):
     edge = Edge(tmp_path, judge=Silent(status))
     for form in ("percent", "grade"):
         answer = ask(edge, f"fake#{form}", message(9))
@@ -122,7 +122,7 @@ def test_a_missing_answer_is_an_error_or_unclear_and_never_a_number(tmp_path, st
     assert json.loads(reply(edge, "fake#json", message(9)))["value"] is None
 
 
-def test_the_number_of_images_in_a_request_is_a_setting(tmp_path) -> None:
+def test_the_number_of_images_in_a_request_is_a_setting(tmp_path):
     for count, status in ((16, 422), (256, 200)):
         edge = Edge(tmp_path / str(count), max_images=count)
         clips = [{"goal": "open it", "frames": [text(png(level, (8, 8)))] * 8} for level in range(32)]

@@ -1,7 +1,5 @@
 """What becomes of a judge's config and placement."""
 
-from typing import Any
-
 import pytest
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
@@ -15,7 +13,7 @@ from rlvlm.vlms.config import EngineConfig
 ALONE = {"colocated": True, "num_gpus": 0.5, "backend": "vllm"}
 
 
-def test_the_dashboard_names_each_judge() -> None:
+def test_the_dashboard_names_each_judge():
     def name(judge: JudgeConfig) -> str:
         return bind_judge(judge, PlacementConfig())._bound_deployment.name
 
@@ -24,7 +22,7 @@ def test_the_dashboard_names_each_judge() -> None:
     assert name(big) == "judge-Qwen3-VL-8B-Instruct-nf4-two_stage"
 
 
-def test_the_placement_becomes_the_deployments_options() -> None:
+def test_the_placement_becomes_the_deployments_options():
     fixed = bind_judge(JudgeConfig(), PlacementConfig(num_replicas=2, num_gpus=0.5))._bound_deployment
     assert fixed.num_replicas == 2 and fixed._deployment_config.autoscaling_config is None
     assert (fixed.ray_actor_options or {})["num_gpus"] == 0.5
@@ -36,14 +34,9 @@ def test_the_placement_becomes_the_deployments_options() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"max_replicas": 1, "num_replicas": 2},
-        {"target_ongoing_requests": 0},
-        {"upscale_delay_s": -1},
-        {"stall_s": 0.1},
-    ],
+    [{"max_replicas": 1, "num_replicas": 2}, {"target_ongoing_requests": 0}, {"upscale_delay_s": -1}, {"stall_s": 0.1}],
 )
-def test_a_wrong_placement_is_refused_by_name(wrong) -> None:
+def test_a_wrong_placement_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=rf"serve\..*{list(wrong)[0].partition('_delay')[0].replace('upscale', '')}"):
         PlacementConfig(**wrong)
 
@@ -91,12 +84,12 @@ def test_a_model_is_not_spread_over_more_gpus_than_it_gets(tmp_path):
         ({"num_replicas": 1, "vllm": PolicyVllmConfig(eager=True)}, "no effect without engine.backend vllm"),
     ],
 )
-def test_settings_of_a_policys_engine_that_contradict_each_other_are_refused(settings: Any, says: str) -> None:
+def test_settings_of_a_policys_engine_that_contradict_each_other_are_refused(settings, says):
     with pytest.raises(ValueError, match=says):
         ServedEngineConfig(**settings)
 
 
-def test_the_plan_books_no_gpu_for_engines_on_the_learners_gpus() -> None:
+def test_the_plan_books_no_gpu_for_engines_on_the_learners_gpus():
     two = {"engine.num_replicas": 2, "algo.num_learners": 2, "algo.gpus_per_learner": 1.0, "engine.colocated": True}
     with pytest.raises(UsageError, match="algo.staleness 1 has no effect with engine.colocated"):
         override(recipe("number_line"), two | {"algo.staleness": 1})

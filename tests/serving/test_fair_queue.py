@@ -54,7 +54,7 @@ def put(queue: FairQueue, *items: int, **who: str) -> "asyncio.Task[list[Any]]":
     return asyncio.create_task(queue.put(items, **who))
 
 
-def test_the_run_that_got_least_is_next() -> None:
+def test_the_run_that_got_least_is_next():
     # by hand: a batch holds 4, so the first is A A, already at work when B arrives; then B and A share
     async def test(model: Model) -> None:
         queue = in_batches(model)
@@ -74,7 +74,7 @@ def test_the_run_that_got_least_is_next() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda model: in_batches(model, 2), lambda model: one_by_one(model, 2)])
-def test_a_flood_of_ten_to_one_leaves_the_other_half(make: Callable[[Model], FairQueue]) -> None:
+def test_a_flood_of_ten_to_one_leaves_the_other_half(make):
     async def test(model: Model) -> None:
         queue = make(model)
         model.is_open = False
@@ -89,7 +89,7 @@ def test_a_flood_of_ten_to_one_leaves_the_other_half(make: Callable[[Model], Fai
     run(test)
 
 
-def test_an_idle_caller_saves_up_no_share() -> None:
+def test_an_idle_caller_saves_up_no_share():
     async def test(model: Model) -> None:
         queue = in_batches(model, 1)
         await asyncio.gather(*(put(queue, 1, run="early") for _ in range(5)))
@@ -106,7 +106,7 @@ def test_an_idle_caller_saves_up_no_share() -> None:
     run(test)
 
 
-def test_requests_are_never_cut_in_batches() -> None:
+def test_requests_are_never_cut_in_batches():
     async def test(model: Model) -> None:
         queue = in_batches(model)
         await asyncio.gather(*(put(queue, n, n, n) for n in range(3)))
@@ -117,7 +117,7 @@ def test_requests_are_never_cut_in_batches() -> None:
     run(test)
 
 
-def test_one_by_one_a_question_enters_as_soon_as_any_other_is_answered() -> None:
+def test_one_by_one_a_question_enters_as_soon_as_any_other_is_answered():
     # by hand: two slots; 1 and 2 enter, 3 waits; when 2 is answered 3 enters although 1 is still at work
     async def test(model: Model) -> None:
         queue, model.is_open = one_by_one(model), False
@@ -134,7 +134,7 @@ def test_one_by_one_a_question_enters_as_soon_as_any_other_is_answered() -> None
 
 
 @pytest.mark.parametrize("make", [in_batches, one_by_one])
-def test_a_request_sent_twice_is_computed_once(make: Callable[[Model], FairQueue]) -> None:
+def test_a_request_sent_twice_is_computed_once(make):
     async def test(model: Model) -> None:
         queue, model.is_open = make(model), False
         first, again = put(queue, 1, 2, key="k"), put(queue, 1, 2, key="k")
@@ -148,7 +148,7 @@ def test_a_request_sent_twice_is_computed_once(make: Callable[[Model], FairQueue
     run(test)
 
 
-def test_a_repeated_question_joins_the_abandoned_batch_in_progress() -> None:
+def test_a_repeated_question_joins_the_abandoned_batch_in_progress():
     async def test(model: Model) -> None:
         queue, model.is_open = in_batches(model), False
         first = put(queue, 1, 2, key="k")
@@ -162,7 +162,7 @@ def test_a_repeated_question_joins_the_abandoned_batch_in_progress() -> None:
     run(test)
 
 
-def test_abandoned_work_is_dropped_or_cancelled() -> None:
+def test_abandoned_work_is_dropped_or_cancelled():
     async def test(model: Model) -> None:
         queue, model.is_open = in_batches(model, 1), False
         busy = put(queue, 1)
@@ -188,7 +188,7 @@ def test_abandoned_work_is_dropped_or_cancelled() -> None:
     run(test)
 
 
-def test_an_error_reaches_its_own_request_alone_and_is_not_remembered() -> None:
+def test_an_error_reaches_its_own_request_alone_and_is_not_remembered():
     async def test(model: Model) -> None:
         queue = in_batches(model, 1)
         with pytest.raises(ValueError, match="13"):

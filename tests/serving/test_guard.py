@@ -15,7 +15,7 @@ TOKEN = b"t" * 40
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory) -> Edge:
+def edge(tmp_path_factory):
     return Edge(tmp_path_factory.mktemp("edge"))
 
 

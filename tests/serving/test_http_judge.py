@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,11 +41,11 @@ class Counted(FakeClient):
 
 
 @pytest.fixture
-def edge(tmp_path: Path) -> Edge:
+def edge(tmp_path):
     return Edge(tmp_path, judge=Counted(), judges=("fake", "other"))
 
 
-def test_scores_and_choices_come_in_order_with_their_statuses(edge: Edge) -> None:
+def test_scores_and_choices_come_in_order_with_their_statuses(edge):
     # by hand: the fake judge's score is the last image's brightness, and it likes the light
     levels = [10 * index for index in range(20)]
     with edge.listening() as url:
@@ -62,7 +61,7 @@ def test_scores_and_choices_come_in_order_with_their_statuses(edge: Edge) -> Non
         assert judge.protocol.stamp == FakeJudge().stamp
 
 
-def test_callers_at_the_same_time_share_requests_and_get_their_own_answers(edge: Edge) -> None:
+def test_callers_at_the_same_time_share_requests_and_get_their_own_answers(edge):
     with edge.listening() as url:
         judge = rlvlm.Judge(url, edge.token)
         judge.score([grey(0)], GOAL)
@@ -78,7 +77,7 @@ def test_callers_at_the_same_time_share_requests_and_get_their_own_answers(edge:
         assert sum(edge.judge.sizes) == 32 and len(edge.judge.sizes) < 24
 
 
-def test_an_overloaded_server_and_a_lost_replica_are_asked_again(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overloaded_server_and_a_lost_replica_are_asked_again(edge, monkeypatch):
     monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(Refusal, "headers", {"retry-after": "0"})
     edge.judge.errors = [overloaded("full"), Refusal(503, "judge", "the judge does not answer now")]
@@ -88,7 +87,7 @@ def test_an_overloaded_server_and_a_lost_replica_are_asked_again(edge: Edge, mon
         rlvlm.Judge(url, edge.token, deadline_s=0.2).score([grey(51)], GOAL)
 
 
-def test_a_refused_question_costs_no_other_callers_answer(edge: Edge) -> None:
+def test_a_refused_question_costs_no_other_callers_answer(edge):
     class Picky(Counted):
         async def score(self, clips):
             if any(clip.frames.mean() == 13 for clip in clips):
@@ -104,7 +103,7 @@ def test_a_refused_question_costs_no_other_callers_answer(edge: Edge) -> None:
             judge.score([grey(13)], GOAL)
 
 
-def test_a_missing_answer_is_no_number(tmp_path: Path) -> None:
+def test_a_missing_answer_is_no_number(tmp_path):
     class Mumbling(FakeClient):
         async def score(self, clips):
             return [Score(status=Status.INVALID, value=None, stamp=self.judge.stamp, text="hm") for _ in clips]
@@ -119,7 +118,7 @@ def in_child(judge: rlvlm.Judge, answers) -> None:
 
 
 @pytest.mark.slow
-def test_a_judge_works_in_processes_that_were_started_after_it_was_used(edge: Edge) -> None:
+def test_a_judge_works_in_processes_that_were_started_after_it_was_used(edge):
     with edge.listening() as url:
         judge = rlvlm.Judge(url, edge.token)
         assert judge.score([grey(51)], GOAL).values == [0.2]
@@ -142,7 +141,7 @@ def test_a_judge_works_in_processes_that_were_started_after_it_was_used(edge: Ed
         assert judge.score([grey(51)], GOAL).values == [0.2], "and goes on here"
 
 
-def test_a_judge_in_this_process_has_the_same_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_in_this_process_has_the_same_interface(tmp_path, monkeypatch):
     (tmp_path / "own_brightness.py").write_text("def bright(images, goal):\n    return images.mean((1, 2, 3)) / 255\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for judge in (rlvlm.Judge.local(FakeJudge()), rlvlm.Judge.local("own_brightness:bright")):
@@ -159,7 +158,7 @@ def test_a_judge_in_this_process_has_the_same_interface(tmp_path: Path, monkeypa
         ({"version": "0.9.1"}, f"runs rlvlm 0.9.1, and this is rlvlm {rlvlm.__version__}"),
     ],
 )
-def test_a_server_that_does_not_fit_is_named(edge: Edge, monkeypatch: pytest.MonkeyPatch, change, message) -> None:
+def test_a_server_that_does_not_fit_is_named(edge, monkeypatch, change, message):
     with edge.listening() as url:
         judge = rlvlm.Judge(url, change.get("token", edge.token), name=change.get("name", ""))
         if "version" in change:
@@ -183,6 +182,6 @@ def test_a_server_that_does_not_fit_is_named(edge: Edge, monkeypatch: pytest.Mon
         (grey(1), [GOAL, GOAL], "1 questions need as many goals, got 2"),
     ],
 )
-def test_a_clip_that_cannot_be_asked_is_refused_before_anything_is_sent(clip, goal, message) -> None:
+def test_a_clip_that_cannot_be_asked_is_refused_before_anything_is_sent(clip, goal, message):
     with pytest.raises(UsageError, match=message):
         rlvlm.Judge("http://127.0.0.1:9").score([clip], goal)

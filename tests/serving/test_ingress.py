@@ -17,7 +17,7 @@ DARK, LIGHT = text(png(50)), text(png(200))
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory) -> Edge:
+def edge(tmp_path_factory):
     return Edge(tmp_path_factory.mktemp("edge"), judges=("fake", "other"), aliases={"other_vllm": "other"})
 
 

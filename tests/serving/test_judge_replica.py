@@ -55,7 +55,7 @@ def make_replica(judge: SlowJudge, **placement) -> JudgeReplica:
 
 
 @pytest.fixture
-def judge() -> SlowJudge:
+def judge():
     return SlowJudge()
 
 

@@ -64,7 +64,7 @@ def answer(client: httpx.Client, shown: dict[str, Any], choice: Any, page: str =
 
 
 @pytest.mark.slow
-def test_only_a_link_with_the_token_lets_a_browser_in_and_no_other_site(tmp_path: Path) -> None:
+def test_only_a_link_with_the_token_lets_a_browser_in_and_no_other_site(tmp_path):
     put_up(tmp_path / "store", 1, goal='open <it> & "more"')
     with served(tmp_path, "anna") as [anna]:
         token = (tmp_path / "token").read_text().strip()
@@ -112,7 +112,7 @@ def test_only_a_link_with_the_token_lets_a_browser_in_and_no_other_site(tmp_path
 
 
 @pytest.mark.slow
-def test_answers_count_once_can_be_taken_back_and_outlive_the_server(tmp_path: Path) -> None:
+def test_answers_count_once_can_be_taken_back_and_outlive_the_server(tmp_path):
     put_up(tmp_path / "store", 3)
     with served(tmp_path) as [anna]:
         with pytest.raises(UsageError, match="open already"), served(tmp_path):
@@ -158,7 +158,7 @@ def test_answers_count_once_can_be_taken_back_and_outlive_the_server(tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_people_never_get_one_question_unless_agreement_is_wanted(tmp_path: Path) -> None:
+def test_two_people_never_get_one_question_unless_agreement_is_wanted(tmp_path):
     put_up(tmp_path / "store", 2)
     with served(tmp_path, "anna", "ben") as [anna, ben]:
         one, two = post(anna, "/next", page="a")["shown"], post(ben, "/next", page="b")["shown"]
@@ -177,7 +177,7 @@ def test_two_people_never_get_one_question_unless_agreement_is_wanted(tmp_path: 
     assert queue.waiting() == 0 and queue.people() == ["anna", "ben"]
 
 
-def test_a_page_says_whether_the_run_lives_and_what_cannot_be_shown(tmp_path: Path) -> None:
+def test_a_page_says_whether_the_run_lives_and_what_cannot_be_shown(tmp_path):
     queue = put_up(tmp_path / "store", 2)
     with served(tmp_path) as [anna]:
         assert post(anna, "/state")["run"] == "none"
@@ -205,7 +205,7 @@ def person(desk: Desk, count: int, wrong: float = 0.0, seed: int = 0) -> list[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0.0, 0.3])
-def test_some_pairs_come_again_swapped_so_that_a_person_s_error_is_known(tmp_path: Path, wrong: float) -> None:
+def test_some_pairs_come_again_swapped_so_that_a_person_s_error_is_known(tmp_path, wrong):
     desk = Desk(put_up(tmp_path, 120), rng=random.Random(1))
     tickets = person(desk, 200, wrong)
     repeats = [ticket for ticket in tickets if ticket.startswith("r")]
@@ -221,7 +221,7 @@ def test_some_pairs_come_again_swapped_so_that_a_person_s_error_is_known(tmp_pat
         assert len(both) == len(set(both)), "a repeat is shown the other way round"
 
 
-def test_pairs_of_a_bench_do_not_come_again_and_equal_pairs_are_marked(tmp_path: Path) -> None:
+def test_pairs_of_a_bench_do_not_come_again_and_equal_pairs_are_marked(tmp_path):
     desk = Desk(put_up(tmp_path / "bench", 40, each_order=True))
     assert not [ticket for ticket in person(desk, 200) if ticket.startswith("r")]
     desk = Desk(put_up(tmp_path / "equal", 20))
@@ -234,7 +234,7 @@ def test_pairs_of_a_bench_do_not_come_again_and_equal_pairs_are_marked(tmp_path:
     assert not any(said[:10]) and said[-1]
 
 
-def test_a_window_that_is_closed_gives_its_question_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_closed_gives_its_question_back(tmp_path, monkeypatch):
     desk = Desk(put_up(tmp_path, 1))
     monkeypatch.setattr("rlvlm.serving.label_page.LEASE_S", 0.2)
     assert desk.next("anna", "closed") and desk.next("ben", "open") is None
@@ -242,7 +242,7 @@ def test_a_window_that_is_closed_gives_its_question_back(tmp_path: Path, monkeyp
     assert desk.next("ben", "open")
 
 
-def test_clips_are_rated(tmp_path: Path) -> None:
+def test_clips_are_rated(tmp_path):
     store = LabelStore(tmp_path / "store")
     question, images = describe(Clip(goal="open it", frames=np.zeros((3, 4, 4, 3), np.uint8), action="pull"))
     store.keep_images(images)
@@ -255,7 +255,7 @@ def test_clips_are_rated(tmp_path: Path) -> None:
     assert not isinstance(kept.answer, Verdict) and kept.answer.value == 1.0
 
 
-def test_answers_under_forged_tickets_are_not_kept(tmp_path: Path) -> None:
+def test_answers_under_forged_tickets_are_not_kept(tmp_path):
     """Repeats of one's own making would lower the share of a person's errors; so would another's ticket."""
     desk = Desk(put_up(tmp_path, 3))
     shown = desk.next("anna", "page")

@@ -91,7 +91,7 @@ def encoded(image, kind="PNG", **options) -> str:
     return text(stream.getvalue())
 
 
-def test_sixteen_bits_are_scaled_and_not_cut() -> None:
+def test_sixteen_bits_are_scaled_and_not_cut():
     # by hand: 257 steps of 16 bits are one of 8; 25,700 is 100
     values = np.array([[0, 257], [25_700, 65_535]], np.uint16)
     [frames] = read_images([[encoded(Image.fromarray(values))]])
@@ -100,7 +100,7 @@ def test_sixteen_bits_are_scaled_and_not_cut() -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_stands_as_its_camera_was_held(kind, orientation) -> None:
+def test_an_image_stands_as_its_camera_was_held(kind, orientation):
     upright = Image.fromarray(np.kron(np.arange(6).reshape(2, 3) * 40, np.ones((16, 16))).astype(np.uint8)).convert(
         "RGB"
     )
@@ -113,13 +113,13 @@ def test_an_image_stands_as_its_camera_was_held(kind, orientation) -> None:
     assert np.abs(frames[0].astype(int) - np.asarray(upright)).mean() < 3
 
 
-def test_broken_exif_leaves_a_sound_image_as_it_is() -> None:
+def test_broken_exif_leaves_a_sound_image_as_it_is():
     [frames] = read_images([[encoded(Image.new("RGB", (4, 6), (7, 7, 7)), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")]])
     assert frames.shape == (1, 6, 4, 3) and (frames == 7).all()
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparent_pixels_become_white(mode) -> None:
+def test_transparent_pixels_become_white(mode):
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[0, :, 3] = 255  # a black row on nothing
     image = Image.fromarray(pixels).convert(mode) if mode != "P" else Image.fromarray(pixels).quantize(4)
@@ -127,7 +127,7 @@ def test_transparent_pixels_become_white(mode) -> None:
     assert (frames[0, 0] == 0).all() and (frames[0, 1:] == 255).all()
 
 
-def test_half_transparent_red_is_pink_and_a_named_grey_of_sixteen_bits_is_white() -> None:
+def test_half_transparent_red_is_pink_and_a_named_grey_of_sixteen_bits_is_white():
     red = Image.new("RGBA", (2, 2), (255, 0, 0, 128))
     assert read_images([[encoded(red)]])[0][0, 0, 0].tolist() == [255, 127, 127]
     grey = Image.fromarray(np.array([[512, 25_700]] * 2, np.uint16))

@@ -5,7 +5,6 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def port(monkeypatch):
     """Of a server as Serve's proxy makes it, after the callback."""
     monkeypatch.setattr(proxy, "HEADER_S", 0.5)
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", uvicorn.config.HTTP_PROTOCOLS["auto"])
@@ -53,7 +52,7 @@ def answered(line: socket.socket) -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
-def test_requests_on_one_connection_are_answered(port: int) -> None:
+def test_requests_on_one_connection_are_answered(port):
     with connect(port) as line:
         for body in (b"", b"x" * 300_000):
             line.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -61,7 +60,7 @@ def test_requests_on_one_connection_are_answered(port: int) -> None:
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nX: ", b"GET /", b"GET / HTTP/1.1\r\n"])
-def test_an_endless_header_is_cut_off(port: int, start: bytes) -> None:
+def test_an_endless_header_is_cut_off(port, start):
     sent, piece = 0, b"y" * 65_536
     with connect(port) as line, pytest.raises((ConnectionResetError, BrokenPipeError)):
         line.sendall(start)
@@ -71,7 +70,7 @@ def test_an_endless_header_is_cut_off(port: int, start: bytes) -> None:
     assert sent < 16 * 2**20  # what the kernel takes in before anybody looks is in it
 
 
-def test_headers_that_do_not_come_close_the_connection_and_a_slow_body_does_not(port: int) -> None:
+def test_headers_that_do_not_come_close_the_connection_and_a_slow_body_does_not(port):
     with connect(port) as silent, connect(port) as half, connect(port) as slow:
         half.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n")
         slow.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n12")

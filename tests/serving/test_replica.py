@@ -10,16 +10,7 @@ from ray.serve.schema import ApplicationStatus
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable
 from rlvlm.serving import replica as module
 from rlvlm.serving.config import PlacementConfig
-from rlvlm.serving.replica import (
-    GIB,
-    Heartbeat,
-    Replica,
-    assigned_device,
-    cause_of,
-    check_share,
-    limit_share,
-    marked,
-)
+from rlvlm.serving.replica import GIB, Heartbeat, Replica, assigned_device, cause_of, check_share, limit_share, marked
 
 LOOK_S = 0.05
 
@@ -54,13 +45,13 @@ def compute(stop: threading.Event) -> None:
         big @ big
 
 
-def test_a_thread_that_waits_is_stuck_and_one_that_computes_is_not() -> None:
+def test_a_thread_that_waits_is_stuck_and_one_that_computes_is_not():
     assert "no sign of life for 8 s" in (reason_after(lambda stop: stop.wait(30)) or "")
     assert reason_after(compute, looks=20) is None
     assert "one batch has taken" in (reason_after(compute, deadline_s=0.1) or ""), "however lively"
 
 
-def test_a_stall_is_over_when_serve_has_counted_three_failures() -> None:
+def test_a_stall_is_over_when_serve_has_counted_three_failures():
     # by hand: after 5 s of silence, one look a second, the third failure in a row is to come: from the third look on
     heartbeat, begun, stop = Heartbeat(), threading.Event(), threading.Event()
 
@@ -80,7 +71,7 @@ def test_a_stall_is_over_when_serve_has_counted_three_failures() -> None:
     assert heartbeat.stuck(stall_s=5.0, deadline_s=60.0) is None, "idle is not stuck"
 
 
-def test_of_a_model_that_runs_elsewhere_only_the_deadline_counts_and_the_oldest_question() -> None:
+def test_of_a_model_that_runs_elsewhere_only_the_deadline_counts_and_the_oldest_question():
     assert reason_after(lambda stop: stop.wait(30), Heartbeat(is_elsewhere=True), looks=20) is None
     heartbeat = Heartbeat(is_elsewhere=True)
     with heartbeat.waiting():
@@ -93,7 +84,7 @@ def test_of_a_model_that_runs_elsewhere_only_the_deadline_counts_and_the_oldest_
     assert heartbeat.busy_since is None
 
 
-def test_on_a_gpu_finished_layers_are_life_and_a_spinning_wait_is_none() -> None:
+def test_on_a_gpu_finished_layers_are_life_and_a_spinning_wait_is_none():
     import torch
 
     layer = torch.nn.Linear(4, 4)
@@ -110,7 +101,7 @@ def test_on_a_gpu_finished_layers_are_life_and_a_spinning_wait_is_none() -> None
     assert "no sign of life" in (reason_after(spin, Heartbeat(waits_for_gpu=True), looks=40) or "")
 
 
-def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch) -> None:
+def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch):
     monkeypatch.setattr(module, "START_TIMEOUT_S", 0.1)
     ended = threading.Event()
     with pytest.raises(RuntimeError, match="rlvlm-cause.*the judge cannot be loaded: it took longer than 0 s"):
@@ -119,7 +110,7 @@ def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch) -> None:
     ended.set()
 
 
-def test_a_model_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch) -> None:
+def test_a_model_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch):
     monkeypatch.setattr(module, "measured", lambda device: (24 * GIB, 40 * GIB))
     for what, section in (("judge", "serve"), ("policy", "engine")):
         with pytest.raises(ModelUnavailable, match=f"{what} holds 24.00 of 40.00 GiB, its share is 0.5") as caught:
@@ -134,7 +125,7 @@ def test_a_model_beyond_its_share_is_refused_with_the_share_it_needs(monkeypatch
 
 
 @pytest.mark.gpu
-def test_the_allocator_stops_at_the_share() -> None:
+def test_the_allocator_stops_at_the_share():
     import torch
 
     if not torch.cuda.is_available():
@@ -154,13 +145,13 @@ class Status:
 
 
 @pytest.mark.parametrize("error", [JudgeUnavailable("no weights [here]", "fetch them"), MachineError("not yours", "")])
-def test_a_marked_cause_is_read_back_out_of_serves_text_while_serve_still_tries(error) -> None:
+def test_a_marked_cause_is_read_back_out_of_serves_text_while_serve_still_tries(error):
     text = f"The deployment failed to start 1 times.\nRuntimeError: {marked(error)}\nRetrying 2 more times"
     found = cause_of(Status(ApplicationStatus.DEPLOYING, "", text))  # pyright: ignore[reportArgumentType] the stand-in
     assert (type(found), str(found), found.fix) == (type(error), str(error), error.fix)  # pyright: ignore
 
 
-def test_without_a_mark_serves_last_line_counts_once_it_gave_up() -> None:
+def test_without_a_mark_serves_last_line_counts_once_it_gave_up():
     given_up = Status(ApplicationStatus.DEPLOY_FAILED, "first\nthe last line\n")
     assert "it could not start: the last line" in str(cause_of(given_up))  # pyright: ignore[reportArgumentType]
     assert cause_of(Status(ApplicationStatus.DEPLOYING, "still trying")) is None  # pyright: ignore[reportArgumentType]

@@ -47,12 +47,12 @@ IMAGE = b"image 0"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("policy")
 
 
 @pytest.fixture(scope="module")
-def served(local_ray: None) -> Iterator[None]:
+def served(local_ray):
     """Serve, until the end of this file."""
     yield
     serve.shutdown()
@@ -70,14 +70,14 @@ def two_replicas(folder: Path, config: ServedEngineConfig) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def app(served: None, folder: Path) -> Iterator[str]:
+def app(served, folder):
     """Two replicas that are always there."""
     with two_replicas(folder, SERVED) as app:
         yield app
 
 
 @pytest.fixture(scope="module")
-def sleepers(served: None, folder: Path) -> Iterator[str]:
+def sleepers(served, folder):
     """Two that share the learners' gpus."""
     with two_replicas(folder, COLOCATED) as app:
         yield app
@@ -114,7 +114,7 @@ def move(policy: VLMPolicy, seed: int) -> None:
         value += 0.05 * torch.randn(value.shape, generator=generator)
 
 
-def test_served_replies_are_those_in_process_and_follow_the_weights(app: str, folder: Path) -> None:
+def test_served_replies_are_those_in_process_and_follow_the_weights(app, folder):
     engine, policy = engine_of(app, folder)
     here = PolicyEngine(policy)
     asked = requests(12)
@@ -153,7 +153,7 @@ def strange_weights(good: Weights, policy: VLMPolicy) -> dict[str, Weights]:
     }
 
 
-def test_weights_that_are_torn_are_refused(local_ray: None, tmp_path: Path) -> None:
+def test_weights_that_are_torn_are_refused(local_ray, tmp_path):
     policy, obs, ids, frame = trainer(tmp_path / "there")
     other = tiny_policy(tmp_path / "here")
     move(policy, 7)
@@ -179,9 +179,7 @@ def asked(replica: PolicyReplica, weights: Weights | None, frame: Frames, key: s
     return replica.ask(ReplyCall(key=key, obs=obs, seeds=(0,), frames=(frame[0],), sampling=sampling, weights=weights))
 
 
-def test_a_replica_that_refused_weights_answers_with_the_old_ones_and_never_with_a_mixture(
-    local_ray: None, tmp_path: Path
-) -> None:
+def test_a_replica_that_refused_weights_answers_with_the_old_ones_and_never_with_a_mixture(local_ray, tmp_path):
     policy, obs, ids, frame = trainer(tmp_path / "there")
     old = pack_weights(policy, 1, obs, ids, frame, bucket_bytes=BUCKET)
     move(policy, 7)
@@ -215,9 +213,7 @@ def with_late_bucket(weights: Weights, number: int, gate: Path) -> Weights:
 
 
 @pytest.mark.parametrize("late_one", [0, 2], ids=["first", "later"])
-def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(
-    local_ray: None, tmp_path: Path, late_one: int
-) -> None:
+def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(local_ray, tmp_path, late_one):
     """They may be gigabytes on another machine; a health check fails where the model shows no sign of life."""
     policy, obs, ids, frame = trainer(tmp_path / "there")
     move(policy, 3)
@@ -239,9 +235,7 @@ def test_a_replica_that_waits_for_weights_is_not_taken_for_stuck(
     assert [answer.version for answer in receipt.answers] == [1] and receipt.sync_error <= 1e-6
 
 
-def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_new_weights(
-    app: str, folder: Path, tmp_path: Path
-) -> None:
+def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_new_weights(app, folder, tmp_path):
     engine, policy = engine_of(app, folder)
     here, gate = PolicyEngine(policy), tmp_path / "gate"
     move(policy, 11)
@@ -266,7 +260,7 @@ def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_n
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.full)])
-def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: int) -> None:
+def test_killed_replicas_lose_and_double_no_turn(app, folder, kills):
     """Kills at random moments: every turn has one reply, the right one, of the version that was asked for."""
     engine, policy = engine_of(app, folder)
     here = PolicyEngine(policy)
@@ -287,7 +281,7 @@ def test_killed_replicas_lose_and_double_no_turn(app: str, folder: Path, kills: 
     engine.close()
 
 
-def test_a_prompt_beyond_the_window_is_refused_with_the_setting(app: str, folder: Path) -> None:
+def test_a_prompt_beyond_the_window_is_refused_with_the_setting(app, folder):
     engine, policy = engine_of(app, folder)
     with pytest.raises(UsageError, match=r"the model's window holds 4,096") as caught:
         engine.reply(*requests(2), ReplySampling(max_new_tokens=5_000))
@@ -318,8 +312,8 @@ def noted(engine: Any, learners: Any) -> list[str]:
 
 
 def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_cards_of_their_own(
-    app: str, sleepers: str, folder: Path
-) -> None:
+    app, sleepers, folder
+):
     found = []
     for own, config in ((app, SERVED), (sleepers, COLOCATED)):
         turns = config.colocated
@@ -350,7 +344,7 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
     assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
 
 
-def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str, folder: Path) -> None:
+def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app, folder):
     found = []
     for waits in (False, True):
         algorithm = build(folder, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1)
@@ -368,7 +362,7 @@ def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app: str,
     assert found[0] == found[1]
 
 
-def test_a_sleeping_replica_answers_once_it_is_woken_even_if_it_was_killed(sleepers: str, folder: Path) -> None:
+def test_a_sleeping_replica_answers_once_it_is_woken_even_if_it_was_killed(sleepers, folder):
     engine, policy = engine_of(sleepers, folder, COLOCATED)
     own = ids_of(PolicyEngine(policy).reply(*requests(8), ReplySampling(max_new_tokens=6)))
     engine.use(engine.pack(1))
@@ -393,7 +387,7 @@ def fails_to_load(config: PolicyConfig, num_actions: int) -> VLMPolicy:
     raise ValueError("the card is full")
 
 
-def test_a_replica_that_cannot_wake_says_why(served: None, folder: Path) -> None:
+def test_a_replica_that_cannot_wake_says_why(served, folder):
     placement = replace(COLOCATED, num_replicas=1).placement
     with running_policy(PolicyConfig(), 0, placement, "turns", 8, fails_to_load, shares_gpus=True) as app:
         engine, _ = engine_of(app, folder, COLOCATED)

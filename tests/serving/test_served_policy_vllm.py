@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +53,7 @@ SIZES = ((96, 96), (100, 130))
 
 
 @pytest.fixture(scope="module")
-def app(local_ray: None) -> Iterator[str]:
+def app(local_ray):
     """The pocket policy with an adapter, on vLLM."""
     with running_policy(LORA, 0, ENGINE.placement, "vllm", batch_size=8, vllm=ENGINE.vllm) as app:
         yield app
@@ -206,12 +205,12 @@ class TestServed:
             algorithm.stop()
 
 
-def test_each_run_of_visual_tokens_becomes_one() -> None:
+def test_each_run_of_visual_tokens_becomes_one():
     # by hand: 7 keeps places; the engine puts in as many as it needs
     assert collapsed([1, 7, 7, 7, 2, 2, 7, 3], 7) == [1, 7, 2, 2, 7, 3]
 
 
-def test_settings_that_vllm_lacks_are_refused() -> None:
+def test_settings_that_vllm_lacks_are_refused():
     check_policy(LORA)
     check_policy(PolicyConfig())
     with pytest.raises(UsageError, match="action head"):

@@ -51,7 +51,7 @@ def served(config: JudgeConfig) -> Iterator[ServedJudge]:
 
 
 @pytest.fixture(scope="module")
-def judge(local_ray) -> Iterator[ServedJudge]:
+def judge(local_ray):
     with served(ON_VLLM) as judge:
         yield judge
 

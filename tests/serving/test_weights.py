@@ -53,9 +53,7 @@ def packed(state: dict[str, torch.Tensor] = STATE) -> Weights:
     return Weights(version=1, buckets=tuple(buckets), probe=probe)
 
 
-def test_every_worker_reads_every_bucket_and_there_are_never_more_than_two(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_worker_reads_every_bucket_and_there_are_never_more_than_two(monkeypatch, tmp_path):
     weights, most, folder = packed(), [0], tmp_path / "version-1"
     folder.mkdir()
 
@@ -78,9 +76,7 @@ def test_every_worker_reads_every_bucket_and_there_are_never_more_than_two(
         assert all(torch.equal(worker.loaded[f"layer.{n}"], STATE[f"model.layer.{n}"]) for n in range(8))
 
 
-def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(monkeypatch, tmp_path):
     weights = packed()
 
     def gone(_: Weights, bucket: Bucket) -> Any:
@@ -109,9 +105,7 @@ def test_a_bucket_that_does_not_come_or_is_torn_ends_the_load_on_both_sides(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_vllm_gets_weights_in_its_own_precision_and_an_adapter_once(
-    learns: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_vllm_gets_weights_in_its_own_precision_and_an_adapter_once(learns, monkeypatch, tmp_path):
     config = PolicyConfig(
         model=str(save_tiny_vlm(tmp_path / "model", "qwen3_vl")), device="cpu", learns=learns, lora_rank=4
     )
@@ -181,9 +175,7 @@ class SlowSampler:
         return np.zeros(1, np.float32)
 
 
-def test_a_caller_that_gives_up_during_a_sync_ends_neither_the_sync_nor_the_replica(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_caller_that_gives_up_during_a_sync_ends_neither_the_sync_nor_the_replica(monkeypatch, tmp_path):
     weights = packed()
     weights = replace(weights, probe=replace(weights.probe, log_probs=np.zeros(1, np.float32)))
 
@@ -216,9 +208,7 @@ def test_a_caller_that_gives_up_during_a_sync_ends_neither_the_sync_nor_the_repl
 
 
 @pytest.mark.parametrize("adapter", ["", "{}"])
-def test_old_weights_stay_until_their_requests_end(
-    adapter: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_old_weights_stay_until_their_requests_end(adapter, monkeypatch, tmp_path):
     weights = replace(packed(), version=3, adapter=adapter)
     weights = replace(weights, probe=replace(weights.probe, log_probs=np.zeros(1, np.float32)))
     monkeypatch.setattr(weights_module, "fetch", lambda _, bucket: bucket.where[0])
@@ -246,9 +236,7 @@ def test_old_weights_stay_until_their_requests_end(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_workers_stop_where_the_writer_stops_early_or_is_gone(
-    is_gone: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_workers_stop_where_the_writer_stops_early_or_is_gone(is_gone, monkeypatch, tmp_path):
     weights, is_over, folder = packed(), threading.Event(), tmp_path / "version-1"
 
     def fetch(_: Weights, bucket: Bucket) -> Any:

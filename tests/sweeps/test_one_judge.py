@@ -19,7 +19,7 @@ FILE = Path(__file__).parents[2] / "tune_configs" / "one_judge.yaml"
 TASKS = ("rlvlm.testing:TINY", "number_line", "push_block")
 
 
-def test_the_algorithms_share_one_deployment(tmp_path: Path) -> None:
+def test_the_algorithms_share_one_deployment(tmp_path):
     plans = expand(read_sweep(FILE))
     assert {plan.config.kind for plan in plans} == {"steps", "turns", "chunks"}
     assert len(shared_judges(plans, 0.0, tmp_path)) == 1
@@ -27,9 +27,7 @@ def test_the_algorithms_share_one_deployment(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_three_algorithms_learn_from_one_judge_at_the_same_time(
-    local_ray: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_three_algorithms_learn_from_one_judge_at_the_same_time(local_ray, tmp_path, capfd):
     """Tasks that take seconds in the place of those in the file, and a judge behind a server's API."""
     tree = yaml.safe_load(FILE.read_text())
     own = list(tree["task_settings"].values())

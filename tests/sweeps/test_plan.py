@@ -28,7 +28,7 @@ SWEEP = SweepConfig(
 )
 
 
-def test_every_task_meets_every_source_and_seed() -> None:
+def test_every_task_meets_every_source_and_seed():
     plans = expand(SWEEP)
     assert [plan.key for plan in plans[:4]] == [
         "drawer_open/vlm/seed_0",
@@ -41,7 +41,7 @@ def test_every_task_meets_every_source_and_seed() -> None:
     assert (last.task, last.seed, last.reward.source) == ("rlvlm.testing:TINY", 1, "environment")
 
 
-def test_a_task_may_have_seeds_of_its_own() -> None:
+def test_a_task_may_have_seeds_of_its_own():
     sweep = replace(SWEEP, seeds=(0,), task_seeds={"drawer_open": (5, 0, 7)}, sources={"true": TRUE})
     assert [plan.key for plan in expand(sweep)] == [
         "drawer_open/true/seed_5",
@@ -55,7 +55,7 @@ def test_a_task_may_have_seeds_of_its_own() -> None:
         replace(SWEEP, task_seeds={"drawer_open": (1, 1)})
 
 
-def test_queries_are_counted_session_by_session() -> None:
+def test_queries_are_counted_session_by_session():
     config = StepsRun(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
     assert config.max_queries == 900
     assert replace(config, steps=21_000).max_queries == 900  # none at the end, where nothing would train on it
@@ -65,7 +65,7 @@ def test_queries_are_counted_session_by_session() -> None:
     assert expand(SWEEP)[2].config.max_queries == 0  # the true reward asks nobody
 
 
-def test_sources_that_would_ask_nothing_are_named_once_before_they_run(tmp_path: Path, capsys) -> None:
+def test_sources_that_would_ask_nothing_are_named_once_before_they_run(tmp_path, capsys):
     short = replace(SWEEP, tasks=("drawer_open",), budget=BudgetConfig(steps=3_000))  # the first session is at 3,000
     assert [note.partition(" would be asked")[0] for note in notes_of_plans(expand(short))] == [
         "drawer_open, vlm: nothing",
@@ -81,7 +81,7 @@ def test_sources_that_would_ask_nothing_are_named_once_before_they_run(tmp_path:
     assert "drawer_open, oracle: nothing would be asked" in capsys.readouterr().out
 
 
-def test_budgets_are_equal_or_refused() -> None:
+def test_budgets_are_equal_or_refused():
     sources = SWEEP.sources | {"short": SourceConfig(title="short", settings={"steps": 10_000})}
     with pytest.raises(UsageError, match="different budgets of env steps: 10,000 to 20,000"):
         expand(replace(SWEEP, sources=sources))
@@ -103,7 +103,7 @@ def test_budgets_are_equal_or_refused() -> None:
         ({"env.num_envs": 0}, "source odd on drawer_open: env.num_envs must be >= 1", ""),
     ],
 )
-def test_a_wrong_setting_is_reported_with_its_source(settings: dict[str, object], message: str, fix: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_source(settings, message, fix):
     sweep = replace(
         SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, budget=BudgetConfig(steps=100)
     )
@@ -112,7 +112,7 @@ def test_a_wrong_setting_is_reported_with_its_source(settings: dict[str, object]
     assert fix in caught.value.fix
 
 
-def test_settings_of_a_task_reach_its_runs_alone() -> None:
+def test_settings_of_a_task_reach_its_runs_alone():
     sweep = replace(SWEEP, settings={"eval.episodes": 3}, task_settings={"drawer_open": {"eval.every_steps": 70}})
     assert {(plan.task, plan.config.eval.every_steps, plan.config.eval.episodes) for plan in expand(sweep)} == {
         ("drawer_open", 70, 3),
@@ -120,7 +120,7 @@ def test_settings_of_a_task_reach_its_runs_alone() -> None:
     }
 
 
-def test_runs_that_ask_the_same_judge_share_one_app(tmp_path: Path) -> None:
+def test_runs_that_ask_the_same_judge_share_one_app(tmp_path):
     both = {
         "vlm": JUDGE,
         "state": SourceConfig(title="state", settings={"reward.model": "state"}),
@@ -137,7 +137,7 @@ def test_runs_that_ask_the_same_judge_share_one_app(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_of_a_run_makes_the_same_run() -> None:
+def test_the_command_of_a_run_makes_the_same_run():
     settings = {"feedback.ahead": True, "algo.hidden": [32, 16], "reward.teacher": "mistake"}
     sweep = replace(SWEEP, sources={"odd": SourceConfig(title="odd", settings=settings)}, smoke=True)
     member = {"algo.advantage.estimator": "gigpo", "algo.group_size": 4, "policy.lora_rank": 8}
@@ -164,7 +164,7 @@ sources:
 """
 
 
-def test_a_small_file_is_read() -> None:
+def test_a_small_file_is_read():
     sweep = from_yaml(SweepConfig, SMALL)
     assert sweep.seeds == (0, 1) and sweep.sources["oracle"].settings == {"reward.teacher": "oracle"}
     assert sweep.flat is None and sweep.halving is None and sweep.resources.cpus == 1
@@ -187,20 +187,20 @@ def test_a_small_file_is_read() -> None:
         (SMALL.replace("title: Oracle, ", ""), "sources.oracle.title is missing", ""),
     ],
 )
-def test_mistakes_are_named(text: str, what: str, fix: str) -> None:
+def test_mistakes_are_named(text, what, fix):
     with pytest.raises(UsageError, match=what) as caught:
         from_yaml(SweepConfig, text)
     assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
-def test_the_ready_sweeps_can_be_planned(file: Path) -> None:
+def test_the_ready_sweeps_can_be_planned(file):
     sweep = read_sweep(find_sweep_file(file.stem))
     assert len(expand(sweep)) == sum(len(sweep.seeds_of(task)) for task in sweep.tasks) * len(sweep.sources)
     assert file.read_text().startswith("# ")  # says what it compares
 
 
-def test_an_unknown_sweep_is_refused_with_the_ready_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_sweep_is_refused_with_the_ready_ones(tmp_path, monkeypatch):
     assert READY
     (tmp_path / READY[0].stem).mkdir()  # of `rlvlm sweep NAME --out NAME`
     monkeypatch.chdir(tmp_path)
@@ -212,7 +212,7 @@ def test_an_unknown_sweep_is_refused_with_the_ready_ones(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("task", ["number_line", *["push_block"] * ("openvla" in guests())])
-def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task: str) -> None:
+def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task):
     device = "policy.device" if task == "number_line" else "policy.openvla.device"
     named = {device: "cuda:7", "policy.model": "owner/name"}
     for where in ({"algo.num_learners": 2}, {"engine.num_replicas": 1}):
@@ -222,7 +222,7 @@ def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task: str) -> None:
     assert override(recipe(task), named).networks()
 
 
-def test_learners_have_the_place_that_rllib_asks_for() -> None:
+def test_learners_have_the_place_that_rllib_asks_for():
     for gpus in (0.0, 1.0):
         run = override(recipe("number_line"), {"algo.num_learners": 2, "algo.gpus_per_learner": gpus})
         config = PolicyGradientAlgorithmConfig().learners(num_learners=2, num_gpus_per_learner=gpus)

@@ -1,7 +1,5 @@
 """How many runs of a sweep have room at once, worked by hand; and runs with engines of their own."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from ray import serve
@@ -18,13 +16,13 @@ PLAIN = recipe("number_line")
 SERVED = override(PLAIN, {"engine.num_replicas": 2, "algo.num_learners": 1})
 
 
-def test_places_by_hand() -> None:
+def test_places_by_hand():
     core, card = {"CPU": 1.0}, {"GPU": 1.0}
     assert max_places([[core, core], [core, card], [card, card]]) == [core, core, card, card]
     assert max_places([[], []]) == []
 
 
-def test_a_run_takes_its_reservation_and_engines_beside_it() -> None:
+def test_a_run_takes_its_reservation_and_engines_beside_it():
     """A core each for the run, its learner and two replicas: five cores hold one run, eight hold two."""
     run = roles_of_a_run(ResourceConfig(), [PLAIN, SERVED])
     assert [(role.count, role.cpus, role.is_served) for role in run] == [
@@ -38,7 +36,7 @@ def test_a_run_takes_its_reservation_and_engines_beside_it() -> None:
         num_at_once([], run, 3, [Node(name="one", cpus=3.0)])
 
 
-def test_a_run_that_never_has_room_beside_the_judges_is_an_error() -> None:
+def test_a_run_that_never_has_room_beside_the_judges_is_an_error():
     asking = override(recipe("drawer_open"), {"serve.num_cpus": 1.0})
     judges, run = roles_of_judges([asking]), roles_of_a_run(ResourceConfig(cpus=2.0), [asking])
     assert num_slots(judges, run) == 3 and num_at_once(judges, run, 5, [Node(name="one", cpus=5.0)]) == 2
@@ -49,7 +47,7 @@ def test_a_run_that_never_has_room_beside_the_judges_is_an_error() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_runs_of_a_sweep_have_engines_of_their_own(local_ray: None, tmp_path: Path) -> None:
+def test_runs_of_a_sweep_have_engines_of_their_own(local_ray, tmp_path):
     """No judge has started Serve before them, and in their reservations there is no place for it."""
     settings = {
         "engine.num_replicas": 1, "algo.num_envs": 4, "algo.rollout_turns": 8, "algo.epochs": 1, "sft.turns": 0,

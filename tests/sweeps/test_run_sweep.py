@@ -42,7 +42,7 @@ def wait_for_rows(file: Path, count: int, child: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def test_a_sweep_has_room_for_the_env_runners_of_its_runs(tmp_path: Path) -> None:
+def test_a_sweep_has_room_for_the_env_runners_of_its_runs(tmp_path):
     file, out = tmp_path / "small.yaml", tmp_path / "sweep"
     file.write_text(
         SWEEP.replace("steps: 3000", "steps: 500").replace("settings:", "settings:\n  algo.env_runners: 1", 1)
@@ -53,7 +53,7 @@ def test_a_sweep_has_room_for_the_env_runners_of_its_runs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_sweep_that_was_ended_goes_on_with_what_is_left(tmp_path, how):
     file, out = tmp_path / "small.yaml", tmp_path / "sweep"
     file.write_text(SWEEP)
     child = start("sweep", str(file), "--out", str(out))

@@ -26,7 +26,7 @@ class Trainee:
         return os.getpid()
 
 
-def test_a_stopped_run_is_ended_and_the_others_go_on(local_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_is_ended_and_the_others_go_on(local_ray, monkeypatch):
     monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 3.0)
     lines: list[str] = []
     callback: Any = SweepCallback.__new__(SweepCallback)  # of what Tune calls, only this needs no folder

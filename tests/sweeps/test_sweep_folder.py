@@ -40,7 +40,7 @@ def begin(path: Path, plan: TrialPlan, *rows: tuple[int, float], reason: str = "
         run.write_summary({"exit_reason": reason})
 
 
-def test_the_state_of_the_runs_is_read_from_their_folders(tmp_path: Path) -> None:
+def test_the_state_of_the_runs_is_read_from_their_folders(tmp_path):
     folder, changes = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(0, 1, 2, 3)))
     done, flat, killed, _ = plans = expand(folder.config())
     assert changes == [] and find_sweep(tmp_path / "s") is not None and find_sweep(tmp_path) is None
@@ -58,7 +58,7 @@ def test_the_state_of_the_runs_is_read_from_their_folders(tmp_path: Path) -> Non
     assert again[3].cause == "no card"
 
 
-def test_a_sweep_may_grow_and_shrink_and_says_so(tmp_path: Path) -> None:
+def test_a_sweep_may_grow_and_shrink_and_says_so(tmp_path):
     open_sweep(tmp_path / "s", SWEEP)
     _, changes = open_sweep(tmp_path / "s", replace(SWEEP, seeds=(1, 2), resources=ResourceConfig(cpus=0.5)))
     assert changes == [
@@ -68,7 +68,7 @@ def test_a_sweep_may_grow_and_shrink_and_says_so(tmp_path: Path) -> None:
     assert find_sweep(tmp_path / "s").config().seeds == (1, 2)
 
 
-def test_a_run_that_has_begun_may_not_change(tmp_path: Path) -> None:
+def test_a_run_that_has_begun_may_not_change(tmp_path):
     folder, _ = open_sweep(tmp_path / "s", SWEEP)
     changed = replace(SWEEP, settings={"algo.batch_size": 64})
     open_sweep(tmp_path / "s", changed)  # nothing has begun
@@ -79,7 +79,7 @@ def test_a_run_that_has_begun_may_not_change(tmp_path: Path) -> None:
     assert folder.config() == SWEEP  # the refused file has left nothing behind
 
 
-def test_a_folder_with_something_else_is_refused_and_a_sweep_is_held_once(tmp_path: Path) -> None:
+def test_a_folder_with_something_else_is_refused_and_a_sweep_is_held_once(tmp_path):
     (tmp_path / "letter.txt").touch()
     with pytest.raises(UsageError, match="holds no sweep"):
         open_sweep(tmp_path, SWEEP)
@@ -88,7 +88,7 @@ def test_a_folder_with_something_else_is_refused_and_a_sweep_is_held_once(tmp_pa
 
 
 @pytest.fixture
-def plans() -> dict[str, TrialPlan]:
+def plans():
     return {plan.key: plan for plan in expand(SWEEP)}
 
 
@@ -96,7 +96,7 @@ def record(plan: TrialPlan, state: State, **known: object) -> TrialRecord:
     return TrialRecord(task=plan.task, source=plan.source, seed=plan.seed, state=state, **known)
 
 
-def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan]) -> None:
+def test_without_a_terminal_there_is_a_line_per_event(plans):
     stream = io.StringIO()
     first, second = plans
     with ProgressTable(stream, SWEEP.title, plans) as table:
@@ -116,7 +116,7 @@ def test_without_a_terminal_there_is_a_line_per_event(plans: dict[str, TrialPlan
     ]
 
 
-def test_the_table_shows_every_run_and_the_remaining_time(plans: dict[str, TrialPlan]) -> None:
+def test_the_table_shows_every_run_and_the_remaining_time(plans):
     table = ProgressTable(io.StringIO(), SWEEP.title, plans)
     table.phase("running")
     first, second = plans
@@ -129,7 +129,7 @@ def test_the_table_shows_every_run_and_the_remaining_time(plans: dict[str, Trial
     assert "0 of 2 finished" in text and "left about 0:05:00" in text  # 30,000 steps at 100 steps/s
 
 
-def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_does_not_load_fails_its_own_runs(tmp_path, monkeypatch):
     judged = {"pocket": {"reward.teacher": "judge"}, "large": {"reward.teacher": "judge", "judge.both_orders": True}}
     asking = {name: SourceConfig(title="", settings=settings) for name, settings in judged.items()}
     sweep, started = replace(SWEEP, sources=asking | SWEEP.sources), list[str]()

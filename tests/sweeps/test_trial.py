@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from datetime import datetime
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,18 +43,15 @@ def make_trial(folder: RunFolder, training: BrokenTraining) -> SweepTrial:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def folder(tmp_path):
     return create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 1))
 
 
 @pytest.mark.parametrize(
     ("failure", "reason"),
-    [
-        (NumericsError("the loss is not finite"), "NumericsError"),
-        (RuntimeError("a bug"), "RunError"),
-    ],
+    [(NumericsError("the loss is not finite"), "NumericsError"), (RuntimeError("a bug"), "RunError")],
 )
-def test_a_broken_run_is_not_saved(folder: RunFolder, failure: Exception, reason: str) -> None:
+def test_a_broken_run_is_not_saved(folder, failure, reason):
     """Else the next try would begin with the weights that broke."""
     training = BrokenTraining(failure)
     trial = make_trial(folder, training)
@@ -65,13 +61,13 @@ def test_a_broken_run_is_not_saved(folder: RunFolder, failure: Exception, reason
     assert training.done == [reason]
 
 
-def test_a_stopped_run_is_saved_once(folder: RunFolder) -> None:
+def test_a_stopped_run_is_saved_once(folder):
     training = BrokenTraining(RuntimeError())
     make_trial(folder, training).cleanup()
     assert training.done == ["saved", "stopped"]
 
 
-def test_a_run_that_is_paused_is_saved_without_its_pages(folder: RunFolder) -> None:
+def test_a_run_that_is_paused_is_saved_without_its_pages(folder):
     training = BrokenTraining(RuntimeError())
     trial = make_trial(folder, training)
     trial.save_checkpoint("")
@@ -79,7 +75,7 @@ def test_a_run_that_is_paused_is_saved_without_its_pages(folder: RunFolder) -> N
     assert training.done == ["saved", "paused, briefly"]
 
 
-def test_the_lower_half_stops_at_a_rung() -> None:
+def test_the_lower_half_stops_at_a_rung():
     """Rungs at 100, 200 and 400 steps; a run passes when it is not below the median of those that came before it."""
     halving = Halving(HalvingConfig(first_rung=100, keep_one_in=2), total_steps=400)
     assert not halving.is_halted("a", 50, 0.0)  # no rung yet
@@ -107,19 +103,19 @@ THIRD = FlatConfig(share=1 / 3, tolerance=0.02, after=1 / 3)
         ([], False),
     ],
 )
-def test_a_third_of_900_steps_must_not_move(scores: list[float], expected: bool) -> None:
+def test_a_third_of_900_steps_must_not_move(scores, expected):
     steps = 100 * np.arange(1, len(scores) + 1, dtype=np.float32)
     assert is_flat(steps, np.array(scores, np.float32), 900, THIRD) is expected
 
 
-def test_the_beginning_may_count_too() -> None:
+def test_the_beginning_may_count_too():
     steps = np.array([100, 200, 300, 400], np.float32)
     never = np.zeros(4, np.float32)
     assert is_flat(steps, never, 900, FlatConfig(share=1 / 3, after=0.0))
     assert not is_flat(steps[:3], never[:3], 900, FlatConfig(share=1 / 3, after=0.0))
 
 
-def test_a_cause_is_the_last_line_that_was_noted(tmp_path: Path) -> None:
+def test_a_cause_is_the_last_line_that_was_noted(tmp_path):
     file = tmp_path / "error.txt"
     file.write_text("Failure # 1 (at 2026-01-01)\n  File train.py\nrlvlm.core.errors.NumericsError: the loss: nan\n\n")
     assert cause_of(SimpleNamespace(error_file=str(file))) == "the loss: nan"

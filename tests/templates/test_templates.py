@@ -11,31 +11,31 @@ EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(2)>"
 ROUTES = {"title": "t", "paths": {}, "schemas": {}, "type_name": str}
 
 
-def test_values_on_a_page_stay_text() -> None:
+def test_values_on_a_page_stay_text():
     api = {EVIL: {EVIL: {"description": EVIL, "responses": {}}}}
     page = render("routes.html.j2", **{**ROUTES, "title": EVIL, "paths": api})
     assert "<script" not in page and "<img" not in page and page.count("</style>") == 1
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 4  # twice as the title, as a path, as a description
 
 
-def test_a_page_loads_nothing_and_runs_nothing() -> None:
+def test_a_page_loads_nothing_and_runs_nothing():
     page = render("routes.html.j2", **ROUTES)
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     assert "width=device-width" in page and "prefers-color-scheme: dark" in page
 
 
-def test_a_fact_that_is_missing_is_an_error() -> None:
+def test_a_fact_that_is_missing_is_an_error():
     with pytest.raises(UndefinedError, match="paths"):
         render("routes.html.j2", title="t", schemas={}, type_name=str)
 
 
-def test_an_image_stands_in_the_page_itself(tmp_path: Path) -> None:
+def test_an_image_stands_in_the_page_itself(tmp_path):
     (tmp_path / "a.png").write_bytes(b"abc")
     assert inline(tmp_path / "a.png") == inline(b"abc") == "data:image/png;base64,YWJj"
 
 
-def test_every_page_has_the_one_base_and_no_template_switches_escaping_off() -> None:
+def test_every_page_has_the_one_base_and_no_template_switches_escaping_off():
     files = sorted(Path(rlvlm.templates.__file__).parent.glob("*.html.j2"))
     pages = [file for file in files if file.name not in ("base.html.j2", "parts.html.j2")]
     assert len(pages) >= 3
@@ -56,7 +56,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_words_can_be_read_by_day_and_by_night_and_tables_be_scrolled_by_keys() -> None:
+def test_words_can_be_read_by_day_and_by_night_and_tables_be_scrolled_by_keys():
     folder = Path(rlvlm.templates.__file__).parent
     style = (folder / "style.css").read_text()
     light, dark = (

@@ -11,7 +11,7 @@ from rlvlm.testing import TinyEnv, check_step_env
 BLOCKS = np.array([[0.2, 0.5, block] for block in (0.4, 0.5, 0.6, 0.8)], np.float32)
 
 
-def test_going_right_opens_the_tiny_env_in_five_steps() -> None:
+def test_going_right_opens_the_tiny_env_in_five_steps():
     env = TinyEnv()
     env.reset()
     progress = [env.step(np.array([1.0, 0.0], np.float32))[4] for _ in range(5)]
@@ -19,7 +19,7 @@ def test_going_right_opens_the_tiny_env_in_five_steps() -> None:
     assert [info["success"] for info in progress] == [False] * 4 + [True]
 
 
-def test_the_tiny_image_shows_the_block_where_it_is() -> None:
+def test_the_tiny_image_shows_the_block_where_it_is():
     image = TinyEnv().draw(BLOCKS[:1], 10)[0]
     is_red = (image == (200, 0, 0)).all(-1)
     assert np.argwhere(is_red).tolist() == [[4, 3], [4, 4], [5, 3], [5, 4]]  # x 0.3 to 0.5, y 0.4 to 0.6
@@ -27,7 +27,7 @@ def test_the_tiny_image_shows_the_block_where_it_is() -> None:
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
 @pytest.mark.parametrize("robot", ["hidden", "visible"])
-def test_the_tiny_world_is_an_env(start: Any, robot: Any) -> None:
+def test_the_tiny_world_is_an_env(start, robot):
     config = MetaWorldConfig(start=start, robot=robot)
     check_step_env(TinyEnv(config, 0), TinyEnv(config, 0), BLOCKS)
 
@@ -81,7 +81,7 @@ class Unseeded(TinyEnv):
         (Unseeded, "seed"),
     ],
 )
-def test_the_check_finds_broken_envs(broken: type[TinyEnv], complaint: str) -> None:
+def test_the_check_finds_broken_envs(broken, complaint):
     config = StepEnvConfig(start="random")
     with pytest.raises(AssertionError, match=complaint):
         check_step_env(broken(config, 0), broken(config, 1), BLOCKS)

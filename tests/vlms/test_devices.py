@@ -18,9 +18,7 @@ ALLOCATOR, LEGACY = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
         ({LEGACY: "max_split_size_mb:64"}, None),
     ],
 )
-def test_segments_grow_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch, own: dict[str, str], expected: str | None
-) -> None:
+def test_segments_grow_unless_the_user_says_otherwise(monkeypatch, own, expected):
     for name in (ALLOCATOR, LEGACY):
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
@@ -31,7 +29,7 @@ def test_segments_grow_unless_the_user_says_otherwise(
     assert os.environ.get(ALLOCATOR) == own.get(ALLOCATOR)
 
 
-def test_a_worker_with_a_gpu_sets_its_allocator_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_a_gpu_sets_its_allocator_up(monkeypatch):
     monkeypatch.delenv(ALLOCATOR, raising=False)
     monkeypatch.delenv(LEGACY, raising=False)
     with own_gpu(None):  # restores what this process has decided
@@ -42,7 +40,7 @@ def test_a_worker_with_a_gpu_sets_its_allocator_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(ALLOCATOR)
 
 
-def test_cards_have_the_names_that_this_process_sees_them_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_have_the_names_that_this_process_sees_them_by(monkeypatch):
     # by hand: of the gpus 4, 2 and 7 torch calls 2 the second
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2,7")
     assert gpu_id(torch.device("cuda", 1)) == "2" and torch_device("2") == "cuda:1"

@@ -25,7 +25,7 @@ def processor(request):
     return processor
 
 
-def test_one_grey_image_by_hand() -> None:
+def test_one_grey_image_by_hand():
     # a 300 px image becomes 96 x 96 px, 6 x 6 patches of 16; grey 255 is (1 - 0.5) / 0.5 = 1 everywhere
     processor = AutoImageProcessor.from_pretrained(weights_folder())
     made = images.process([np.full((300, 300, 3), 255, np.uint8)], processor)
@@ -33,7 +33,7 @@ def test_one_grey_image_by_hand() -> None:
     assert made["pixel_values"].shape == (36, 3 * 2 * 16 * 16) and bool((made["pixel_values"] == 1).all())
 
 
-def test_the_same_pixels_to_the_bit(processor) -> None:
+def test_the_same_pixels_to_the_bit(processor):
     rng = np.random.default_rng(0)
     shapes = [(300, 300), (300, 300), (96, 96), (64, 200), (333, 77), (40, 40)]
     drawn = [rng.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
@@ -44,13 +44,13 @@ def test_the_same_pixels_to_the_bit(processor) -> None:
     assert torch.equal(made["pixel_values"], wanted["pixel_values"])
 
 
-def test_another_processor_is_left_alone() -> None:
+def test_another_processor_is_left_alone():
     processor = AutoImageProcessor.from_pretrained(weights_folder())
     processor.do_normalize = False
     assert not images.can_replace(processor) and not images.can_replace(object())
 
 
-def test_a_query_shrunk_beforehand_gets_the_same_answer() -> None:
+def test_a_query_shrunk_beforehand_gets_the_same_answer():
     judge: Any = build_judge(JudgeConfig(device="cpu"))
     frames = np.random.default_rng(1).integers(0, 256, (6, 2, 1, 300, 300, 3), np.uint8)
     queries = [Query(goal="open the drawer", left=left, right=right) for left, right in frames]
@@ -68,7 +68,7 @@ class TinyPatchEmbed(nn.Module):
         self.proj = nn.Conv3d(1, 2, kernel_size=(1, 2, 2), stride=(1, 2, 2), bias=True)
 
 
-def test_a_patch_product_by_hand() -> None:
+def test_a_patch_product_by_hand():
     # one patch [[1, 2], [3, 4]], first output weighs all with 1, the second takes the last alone
     model = TinyPatchEmbed()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_a_patch_product_by_hand() -> None:
     assert flatten_patch_embedding(model) == 0
 
 
-def test_the_patches_of_every_family_are_unchanged(tiny_vlms) -> None:
+def test_the_patches_of_every_family_are_unchanged(tiny_vlms):
     generator = torch.Generator().manual_seed(0)
     for folder in tiny_vlms.values():
         vision = load_vlm(VLMConfig(model=str(folder))).model.model.visual

@@ -128,11 +128,7 @@ def test_the_mark_of_an_adapter_moves_with_its_weights(taught, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"rank": 0}, "rank must be >= 1, got 0"),
-        ({"alpha": 0.0}, "alpha must be > 0"),
-    ],
+    ("changes", "why"), [({"rank": 0}, "rank must be >= 1, got 0"), ({"alpha": 0.0}, "alpha must be > 0")]
 )
 def test_impossible_shapes_are_refused(changes, why):
     with pytest.raises(ValueError, match=why):

@@ -1,5 +1,4 @@
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,7 +48,7 @@ def test_pixel_bounds_come_from_the_config(tiny_vlms):
 
 
 @pytest.mark.parametrize("is_in_template", [False, True])
-def test_a_chat_begins_with_one_bos_token_where_the_tokenizer_has_one(tmp_path: Path, is_in_template: bool) -> None:
+def test_a_chat_begins_with_one_bos_token_where_the_tokenizer_has_one(tmp_path, is_in_template):
     """LLaVA's template leaves it to Llama's tokenizer, as its published processor does; Gemma's template writes it."""
     folder = save_tiny_llava(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -74,7 +73,7 @@ def test_a_chat_begins_with_one_bos_token_where_the_tokenizer_has_one(tmp_path: 
     assert engine._tokens("a") == processor.tokenizer.encode("a", add_special_tokens=False) and bos not in asked[1:]
 
 
-def test_internvls_images_become_crops_of_visual_tokens_between_their_marks(tmp_path: Path) -> None:
+def test_internvls_images_become_crops_of_visual_tokens_between_their_marks(tmp_path):
     # by hand: 4 tokens a crop; a square fits one crop, 112 x 56 pixels are two and an overview of the whole
     processor = load(save_tiny_internvl(tmp_path))
     content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "a"}]

@@ -1,7 +1,6 @@
 """Networks without weights: what is read of them later, row by row, is what a whole network has."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.vlms.skeleton import Source, pending, skeletons
 
 
-def test_rows_of_a_weight_by_hand(tmp_path: Path) -> None:
+def test_rows_of_a_weight_by_hand(tmp_path):
     save_file({"a": torch.arange(12).view(4, 3)}, tmp_path / "w.safetensors")
     source = Source(file=tmp_path / "w.safetensors", key="a", shape=(4, 3))
     assert source.read(1, 2).tolist() == [[3, 4, 5], [6, 7, 8]]
@@ -24,7 +23,7 @@ def test_rows_of_a_weight_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [{"learns": "all"}, {"learns": "lora"}, {"learns": "all", "new_words": ("to the right",)}]
 )
-def test_a_skeleton_is_a_policy_but_for_its_weights(tiny_vlms: dict[str, Path], settings: dict[str, Any]) -> None:
+def test_a_skeleton_is_a_policy_but_for_its_weights(tiny_vlms, settings):
     config = PolicyConfig(model=str(tiny_vlms["qwen2_5_vl"]), device="cpu", **settings)
     whole = load_policy(config)
     with skeletons():
@@ -50,7 +49,7 @@ def test_a_skeleton_is_a_policy_but_for_its_weights(tiny_vlms: dict[str, Path], 
     assert sum(one.source is not None for one in waiting) > 30
 
 
-def test_a_weight_that_the_folder_lacks_is_named_before_any_is_read(tiny_vlms: dict[str, Path], tmp_path: Path) -> None:
+def test_a_weight_that_the_folder_lacks_is_named_before_any_is_read(tiny_vlms, tmp_path):
     folder = shutil.copytree(tiny_vlms["qwen3_vl"], tmp_path / "lacking")
     weights = load_file(folder / "model.safetensors")
     del weights["model.language_model.layers.0.mlp.up_proj.weight"]

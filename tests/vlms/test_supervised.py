@@ -12,12 +12,12 @@ from rlvlm.vlms.loading import load_vlm
 from rlvlm.vlms.supervised import IGNORED, DialogueBuilder, adamw, answer_loss, cosine, encode, optimise, patches_of
 
 
-def test_step_sizes_worked_by_hand() -> None:
+def test_step_sizes_worked_by_hand():
     assert [cosine(step, 100) for step in (0, 50)] == pytest.approx([0.1, 0.5])
     assert cosine(24, 1_000) == pytest.approx(0.5, abs=1e-3)  # 50 steps at most to warm up
 
 
-def test_every_parameter_moves_and_follows_the_schedule() -> None:
+def test_every_parameter_moves_and_follows_the_schedule():
     torch.manual_seed(0)
     layer, metrics = nn.Linear(3, 3), {}
     before = [each.detach().clone() for each in layer.parameters()]
@@ -33,7 +33,7 @@ def test_every_parameter_moves_and_follows_the_schedule() -> None:
     assert [group["lr"] for optimizer in optimizers for group in optimizer.param_groups] == [0.2 / 8, 0.1 / 8]
 
 
-def test_images_encoded_apart_give_the_models_own_logits() -> None:
+def test_images_encoded_apart_give_the_models_own_logits():
     """With padding on the right, and rotary positions as the model counts them for the images."""
     folder = weights_folder()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ def as_lists(played: Trajectories) -> list[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("name", ["gae", "bi_level", "grpo", "rloo", "gigpo"])
-def test_advantages_and_targets_are_the_oracles(name: str, scaled: bool) -> None:
+def test_advantages_and_targets_are_the_oracles(name, scaled):
     config = AdvantageConfig(estimator=name, divide_by_std=scaled, step_weight=0.7, token_gamma=0.95, token_lambda=0.9)
     played = rollout(is_compared=not find_estimator(name).has_critic)
     found, targets = estimate(played, config)
@@ -113,13 +112,13 @@ def test_advantages_and_targets_are_the_oracles(name: str, scaled: bool) -> None
     assert (targets is None) == (wanted_targets is None)
 
 
-def test_two_turns_by_hand() -> None:
+def test_two_turns_by_hand():
     # gamma .9, lambda .5. Turn 2 ends for good: 1 - 0.4 = 0.6. Turn 1: 0 + .9 * .4 - .2 = 0.16, and .45 * .6 ahead.
     gae = turn_gae(column(0, 1), column(0.2, 0.4), column(0.4, 0), column(0, 1).bool(), 0.9, 0.5)
     assert gae[:, 0].tolist() == pytest.approx([0.16 + 0.27, 0.6])
 
 
-def test_a_time_limit_is_bootstrapped_an_end_is_not_and_nothing_leaks_across_one() -> None:
+def test_a_time_limit_is_bootstrapped_an_end_is_not_and_nothing_leaks_across_one():
     cut, over = (turn_gae(column(0), column(0), column(v), column(1).bool(), 0.9, 0.95).item() for v in (2.0, 0.0))
     assert (cut, over) == (pytest.approx(1.8), 0)
     ends, quiet = column(0, 1, 0).bool(), column(0, 0, 0)
@@ -127,14 +126,14 @@ def test_a_time_limit_is_bootstrapped_an_end_is_not_and_nothing_leaks_across_one
     assert returns_to_go(column(1, 2, 4), ends, 0.5)[:, 0].tolist() == [2, 2, 4]
 
 
-def test_an_answer_of_two_tokens_by_hand() -> None:
+def test_an_answer_of_two_tokens_by_hand():
     # The turn is worth 1; values .5 and .8. Last token: 1 - .8 = .2; first: .8 - .5 = .3, and .5 * .2 ahead.
     is_token = torch.tensor([[True, True, False]])
     gae = token_gae(torch.tensor([1.0]), torch.tensor([[0.5, 0.8, 9.0]]), is_token, 1.0, 0.5)
     assert gae[0].tolist() == pytest.approx([0.4, 0.2, 0.0])
 
 
-def test_tokens_of_an_episode_are_one_sequence() -> None:
+def test_tokens_of_an_episode_are_one_sequence():
     """With one token a turn it is GAE over turns; by hand, the second turn's reward reaches the first one's tokens."""
     played = rollout(is_compared=False)
     assert played.is_token is not None and played.token_values is not None
@@ -157,7 +156,7 @@ def test_tokens_of_an_episode_are_one_sequence() -> None:
 @pytest.mark.parametrize(
     ("wins", "success", "failure"), [(1, 2.475, -0.354), (2, 1.620, -0.540), (4, 0.935, -0.935), (7, 0.354, -2.475)]
 )
-def test_eight_episodes_by_hand(wins: int, success: float, failure: float) -> None:
+def test_eight_episodes_by_hand(wins, success, failure):
     # One of eight: mean 1/8, unbiased variance (49/64 + 7/64) / 7 = 1/8; (1 - 1/8) / sqrt(1/8) = 2.475.
     found = group_relative(torch.tensor([1.0] * wins + [0.0] * (8 - wins)), torch.zeros(8), True)
     assert found.tolist() == pytest.approx([success] * wins + [failure] * (8 - wins), abs=1e-3)
@@ -165,7 +164,7 @@ def test_eight_episodes_by_hand(wins: int, success: float, failure: float) -> No
     assert other.tolist() == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
 
 
-def test_scores_are_compared_within_their_key_and_in_no_unit() -> None:
+def test_scores_are_compared_within_their_key_and_in_no_unit():
     scores, keys = torch.tensor([1.0, 3.0, 10.0]), torch.tensor([5, 5, 6])
     assert group_relative(scores, keys, False).tolist() == [-1, 1, 0]
     assert group_relative(scores, keys, True, correction=0).tolist() == pytest.approx([-1, 1, 0], abs=1e-5)
@@ -176,7 +175,7 @@ def test_scores_are_compared_within_their_key_and_in_no_unit() -> None:
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "gigpo"])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_equal_episodes_teach_exactly_nothing(name: str, scaled: bool) -> None:
+def test_equal_episodes_teach_exactly_nothing(name, scaled):
     rng, config = np.random.default_rng(0), AdvantageConfig(estimator=name, divide_by_std=scaled, gamma=1.0)
     for value in (*rng.normal(scale=10, size=20), 0.1, 1 / 3, 1e4, 16_777_217.0):
         parts = rng.normal(scale=abs(value), size=4).astype(np.float32)
@@ -193,7 +192,7 @@ def test_equal_episodes_teach_exactly_nothing(name: str, scaled: bool) -> None:
             assert not estimate(played, config)[0].any(), (name, value)
 
 
-def test_turns_are_compared_only_within_group_and_state() -> None:
+def test_turns_are_compared_only_within_group_and_state():
     # Episodes 0 and 1 are a group and start in state 0; episode 2 is alone in its group.
     played = Trajectories(
         rewards=torch.tensor([[0.0, 0.0, 5.0], [1.0, 0.0, 0.0]]),
@@ -207,7 +206,7 @@ def test_turns_are_compared_only_within_group_and_state() -> None:
     assert turns.tolist() == [[0.25, -0.25, 2.5], [0, 0, -2.5]]
 
 
-def test_gains_of_a_growing_score_are_credited_to_their_turns() -> None:
+def test_gains_of_a_growing_score_are_credited_to_their_turns():
     """A judge scores three episodes of one group so far after each turn; the third is over after its second turn.
 
     scores .2 .5 .9   rewards .2 .3 .4   returns to go .9 .7 .4
@@ -239,14 +238,14 @@ def test_gains_of_a_growing_score_are_credited_to_their_turns() -> None:
         assert find_estimator(name).is_per_episode and not find_estimator(f"{name}_turns").is_per_episode
 
 
-def test_returns_do_not_depend_on_the_order_of_rewards_and_whitening_uses_only_its_mask() -> None:
+def test_returns_do_not_depend_on_the_order_of_rewards_and_whitening_uses_only_its_mask():
     rewards = torch.tensor([[0.1, 0.3], [0.2, 0.2], [0.3, 0.1]])
     assert len(set(episode_returns(rewards).tolist())) == 1
     white = whiten(torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False]))
     assert white.tolist() == pytest.approx([-1, 1, 0], abs=1e-5)
 
 
-def test_a_users_own_estimator_is_one_function() -> None:
+def test_a_users_own_estimator_is_one_function():
     @estimator("lowest", "groups")
     def lowest(played: Trajectories, config: AdvantageConfig) -> Tensor:
         returns = episode_returns(played.rewards)
@@ -283,7 +282,7 @@ def bare(played, config):
 """
 
 
-def test_mistakes_in_a_users_estimator_are_named(tmp_path: Path) -> None:
+def test_mistakes_in_a_users_estimator_are_named(tmp_path):
     file = tmp_path / "own_estimators.py"
     file.write_text(OWN)
     played = rollout(is_compared=True)
@@ -314,6 +313,6 @@ def test_mistakes_in_a_users_estimator_are_named(tmp_path: Path) -> None:
         ({"min_spread": math.nan}, "min_spread must be > 0"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_settings_that_mean_nothing_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         AdvantageConfig(**wrong)

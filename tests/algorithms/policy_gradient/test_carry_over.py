@@ -82,9 +82,7 @@ def use_newest(engine: LateEngine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("is_compared", [False, True])
-def test_every_reply_is_learned_from_once_and_in_time(
-    staleness: int, is_compared: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_reply_is_learned_from_once_and_in_time(staleness, is_compared, caplog):
     algo = PolicyGradientConfig(
         rollout="asynchronous", staleness=staleness, num_envs=ENVS, group_size=GROUP_SIZE, rounds=1,
         rollout_turns=0 if is_compared else ENVS * TURNS,

@@ -38,7 +38,7 @@ def rolled(seed: int, count: int = 40) -> list[TokenEpisode]:
 
 
 @pytest.mark.slow
-def test_the_expected_return_changes_with_the_decisive_chunk() -> None:
+def test_the_expected_return_changes_with_the_decisive_chunk():
     trained = critic()
     assert trained.fill(rolled(0)) == [] == trained.fill([])  # nothing can be expected yet
     for seed in range(1, 6):
@@ -52,7 +52,7 @@ def test_the_expected_return_changes_with_the_decisive_chunk() -> None:
 
 
 @pytest.mark.slow
-def test_the_instruction_decides_where_nothing_else_differs() -> None:
+def test_the_instruction_decides_where_nothing_else_differs():
     """One of the tasks of a suite is solved and the other is not; the first update has met only one of them."""
     trained = critic()
     texts = list(trained._asked)[:2]
@@ -64,7 +64,7 @@ def test_the_instruction_decides_where_nothing_else_differs() -> None:
 
 
 @pytest.mark.slow
-def test_landmarks_show_what_places_hide() -> None:
+def test_landmarks_show_what_places_hide():
     """Whether the hand is above or below the block decides, and both may be anywhere."""
 
     def near(seed: int) -> list[TokenEpisode]:

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ PX = 16
 
 
 @pytest.fixture(scope="module")
-def workers(local_ray: None) -> Iterator[list[Any]]:
+def workers(local_ray):
     """Two, of push_block."""
     started = start_workers(2, "push_block", 0, PX)
     yield started
@@ -44,7 +43,7 @@ def pid_of(worker: Any) -> int:
     return ray.get(worker.__ray_call__.remote(lambda self: os.getpid()))
 
 
-def test_workers_step_and_draw_as_envs_in_process(workers: list[Any]) -> None:
+def test_workers_step_and_draw_as_envs_in_process(workers):
     local = make_env("push_block", SETTINGS, 0)
     seen: dict[bytes, Any] = {}
     envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: seen.update(zip(keys, images, strict=True)))
@@ -66,9 +65,7 @@ def test_workers_step_and_draw_as_envs_in_process(workers: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("error", [ObjectLostError, NodeDiedError])
-def test_an_answer_that_lay_on_a_lost_node_is_an_answer_that_did_not_come(
-    error: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_lay_on_a_lost_node_is_an_answer_that_did_not_come(error, monkeypatch):
     """Workers in this process, called as actors are; what one of them said is gone with the node's object store."""
 
     def fetch(call: Any) -> Any:
@@ -94,7 +91,7 @@ def test_an_answer_that_lay_on_a_lost_node_is_an_answer_that_did_not_come(
     assert envs.lost == {2, 3} and came.ended.tolist() == [False, False, True, True]
 
 
-def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: list[Any]) -> None:
+def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers):
     local = make_env("push_block", SETTINGS, 0)
     envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: None)
     ids, rows = np.array([5, 5, 2, 2]), np.arange(4)
@@ -118,9 +115,7 @@ def test_a_lost_worker_ends_its_own_episodes_and_is_back_for_the_next(workers: l
     assert envs.lost == {0, 1}
 
 
-def test_a_stopped_worker_is_replaced_once_and_ends_the_run_the_second_time(
-    workers: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_worker_is_replaced_once_and_ends_the_run_the_second_time(workers, caplog, monkeypatch):
     monkeypatch.setattr("rlvlm.algorithms.heartbeat.MAX_SILENCE_S", 10.0)  # Ray takes six to end a stopped process
     local = make_env("push_block", SETTINGS, 0)
     envs = WorkerEnvs(workers, SETTINGS, local, 2, lambda keys, images: None)
@@ -142,7 +137,7 @@ def test_a_stopped_worker_is_replaced_once_and_ends_the_run_the_second_time(
         envs.step(rows, chunks)
 
 
-def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray: None) -> None:
+def test_workers_that_cannot_live_end_the_run_with_a_reason(local_ray):
     gone = start_workers(1, "push_block", 0, PX)
     local = make_env("push_block", SETTINGS, 0)
     envs = WorkerEnvs(gone, SETTINGS, local, 1, lambda keys, images: None)
@@ -159,7 +154,7 @@ def algorithm_of(env_workers: int, **algo: Any) -> PolicyGradient:
     return algorithm
 
 
-def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray: None) -> None:
+def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local_ray):
     found = []
     for env_workers in (0, 2):
         algorithm = algorithm_of(env_workers, sft=ChunkSFTConfig(episodes=20, updates=60))
@@ -180,9 +175,7 @@ def test_a_run_with_workers_is_the_run_without_and_a_kill_costs_no_episode(local
     assert found[0] == found[1]
 
 
-def test_one_half_is_sampled_for_while_the_other_steps_and_runs_repeat(
-    local_ray: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_half_is_sampled_for_while_the_other_steps_and_runs_repeat(local_ray, monkeypatch):
     spans: list[tuple[str, float, float]] = []
 
     def timed(owner: Any, method: str, least_s: float) -> None:
@@ -219,7 +212,7 @@ def test_one_half_is_sampled_for_while_the_other_steps_and_runs_repeat(
     assert found[0] == found[1]
 
 
-def test_workers_step_side_by_side(local_ray: None) -> None:
+def test_workers_step_side_by_side(local_ray):
     meeting_point = ray.remote(MeetingPoint).options(name="meeting point", num_cpus=0).remote()
     task = "meeting_env:MEETING"
     workers = start_workers(WORKERS, task, 0, PX)

@@ -53,7 +53,7 @@ def _extra(value: Callable[[int, int], Any]) -> PolicyLoss:
 
 
 @pytest.mark.slow
-def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monkeypatch):
     learner, runner = make(loss=LossConfig(policy="own"))
     update = sample(learner, runner)
     turns, size = sum(map(len, update)), len(update[0].log_probs[0])
@@ -79,7 +79,7 @@ def test_a_tensor_of_an_own_loss_has_a_number_for_each_turn_or_each_element(monk
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_is_named_and_its_metrics_are_means(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_not_finite_is_named_and_its_metrics_are_means(monkeypatch):
     learner, runner = make(loss=LossConfig(policy="own"))
     update = sample(learner, runner)
     monkeypatch.setitem(POLICY_LOSSES, "own", PolicyLoss(lambda batch, config: (batch.log_probs / 0, {})))
@@ -94,7 +94,7 @@ def test_a_loss_that_is_not_finite_is_named_and_its_metrics_are_means(monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable")
-def test_episodes_may_lie_in_read_only_memory() -> None:
+def test_episodes_may_lie_in_read_only_memory():
     """As those that came through Ray's object store."""
     learner, runner = make()
     update = sample(learner, runner)
@@ -111,7 +111,7 @@ def test_episodes_may_lie_in_read_only_memory() -> None:
 
 
 @pytest.mark.slow
-def test_an_update_makes_good_replies_more_likely() -> None:
+def test_an_update_makes_good_replies_more_likely():
     learner, runner = make(lr=1e-3)
     update = sample(learner, runner)
     before = log_prob_of_good_tokens(learner, update)
@@ -120,7 +120,7 @@ def test_an_update_makes_good_replies_more_likely() -> None:
 
 
 @pytest.mark.slow
-def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_nothing() -> None:
+def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_nothing():
     still = ActionScale(
         low=(-1.0, -1.0, -0.1, -0.2, -0.2, -0.2, 0.0), high=(1.0, 0.0, 0.1, 0.19, 0.21, 0.0, 1.0), scaled=SCALE.scaled
     )
@@ -146,7 +146,7 @@ def test_dimensions_that_demonstrations_hardly_use_are_not_explored_and_teach_no
 
 
 @pytest.mark.slow
-def test_the_step_size_follows_how_far_the_policy_moves() -> None:
+def test_the_step_size_follows_how_far_the_policy_moves():
     learner, runner = make(lr=1e-2, kl_target=1e-3)
     update = sample(learner, runner)
     rates = []
@@ -162,7 +162,7 @@ def test_the_step_size_follows_how_far_the_policy_moves() -> None:
 
 
 @pytest.mark.slow
-def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monkeypatch):
     learner, runner = make(lr=1e-2, kl_target=1e-3)
     update, taken, step = sample(learner, runner), [], learner._optimizer.step
     monkeypatch.setattr(learner._optimizer, "step", lambda: (taken.append(1), step())[1])
@@ -170,14 +170,14 @@ def test_an_update_that_has_moved_the_policy_too_far_takes_no_further_step(monke
     assert learner.report()[metrics.UPDATE_KL] > 2e-3 and len(taken) == 1, "the first is taken before any is measured"
 
 
-def test_one_gradient_step_says_nothing_of_how_far_the_policy_moves() -> None:
+def test_one_gradient_step_says_nothing_of_how_far_the_policy_moves():
     with pytest.raises(ValueError, match="kl_target needs updates of two gradient steps"):
         chunk_defaults(minibatches=1)
     chunk_defaults(minibatches=1, kl_target=None)
 
 
 @pytest.mark.slow
-def test_an_update_of_few_groups_moves_the_policy_less() -> None:
+def test_an_update_of_few_groups_moves_the_policy_less():
     rates = []
     for wanted, target in ((2, 0.3), (8, 0.3), (8, None)):
         learner, runner = make(groups=wanted, kl_target=target, lr=1e-4)
@@ -187,7 +187,7 @@ def test_an_update_of_few_groups_moves_the_policy_less() -> None:
 
 
 @pytest.mark.slow
-def test_the_step_size_falls_over_the_run_and_its_target_with_its_square() -> None:
+def test_the_step_size_falls_over_the_run_and_its_target_with_its_square():
     rates = []
     for progress in (0.0, 0.5, 1.0, 2.0):
         learner, runner = make(lr=1e-4, min_lr_ratio=0.2)

@@ -57,7 +57,7 @@ REPLIES = [
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("config", REPLIES)
-def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_token: bool) -> None:
+def test_of_replies_loss_and_gradient_are_the_oracles(config, per_token):
     if per_token and config.ratio == "weighted":
         return  # a reply with one ratio has one advantage
     data, kind = columns(seed=3), "token_" if per_token else ""
@@ -110,9 +110,7 @@ def test_of_replies_loss_and_gradient_are_the_oracles(config: LossConfig, per_to
         itertools.product(["token", "action", "answer"], ["trajectory", "token", "constant"], [None, 1.5], [0.0, 0.1])
     ),
 )
-def test_of_chunks_loss_and_gradient_are_the_oracles(
-    ratio: Any, average: Averaging, dual_clip: float | None, kl_weight: float
-) -> None:
+def test_of_chunks_loss_and_gradient_are_the_oracles(ratio, average, dual_clip, kl_weight):
     data, episodes = columns(seed=4), EPISODES
     config = LossConfig(ratio=ratio, average=average, dual_clip=dual_clip, kl_weight=kl_weight, clip_high=0.28)
     ours, theirs = (data["now"].clone().requires_grad_() for _ in range(2))
@@ -158,7 +156,7 @@ def surrogate(ratios: list[float], advantage: float, name: str = "clipped", **se
     return loss[0].tolist()
 
 
-def test_clips_by_hand() -> None:
+def test_clips_by_hand():
     ratios, wide = [0.5, 0.9, 1.2, 2.0], {"clip_high": 0.28}
     assert surrogate(ratios, 1.0, **wide) == pytest.approx([-0.5, -0.9, -1.2, -1.28]), "nothing is gained beyond 1.28"
     assert surrogate(ratios, -1.0, **wide) == pytest.approx([0.8, 0.9, 1.2, 2.0]), "nothing is gained below 0.8"
@@ -168,7 +166,7 @@ def test_clips_by_hand() -> None:
     assert math.isfinite(surrogate([math.exp(80.0)], -1.0)[0])
 
 
-def test_a_reply_in_which_thoughts_weigh_less_by_hand() -> None:
+def test_a_reply_in_which_thoughts_weigh_less_by_hand():
     # Thought tokens -1 and -2 at weight .5, action token -.3, and padding that does not count.
     weights = token_weights(torch.tensor([[True, True, True, False]]), torch.tensor([0]), 1, "turn")
     log_probs, is_action = torch.tensor([[-1.0, -2.0, -0.3, -50.0]]), torch.tensor([[False, False, True, False]])
@@ -176,7 +174,7 @@ def test_a_reply_in_which_thoughts_weigh_less_by_hand() -> None:
     assert found.item() == pytest.approx(-1.8)
 
 
-def test_weights_by_hand() -> None:
+def test_weights_by_hand():
     # Two episodes: one of 3 + 1 = 4 steps in two chunks, one of 2 steps in one; two tokens a step.
     is_run = (torch.arange(3) < torch.tensor([3, 1, 2])[:, None]).repeat_interleave(2, dim=1)
 
@@ -191,7 +189,7 @@ def test_weights_by_hand() -> None:
     assert weights("turn") == pytest.approx([1 / 3] * 3)
 
 
-def test_divergence_and_critics_error_by_hand() -> None:
+def test_divergence_and_critics_error_by_hand():
     assert k3(torch.tensor(-1.0), torch.tensor(-2.0)).item() == pytest.approx(math.exp(-1) - 1 + 1)
     assert k3(torch.tensor(-1.0), torch.tensor(-1.0)).item() == 0
     assert (k3(torch.linspace(-3, 0, 50), torch.linspace(0, -3, 50)) >= 0).all()
@@ -200,7 +198,7 @@ def test_divergence_and_critics_error_by_hand() -> None:
     assert loss.tolist() == pytest.approx([1.805, 0.405])
 
 
-def test_a_gain_by_hand_in_which_no_token_decides_alone() -> None:
+def test_a_gain_by_hand_in_which_no_token_decides_alone():
     # Ratio 1.1 and advantage 2: .2. Ratio 10 counts as 1.2, advantage -1: -.2. Padding does not count.
     log_ratio = torch.tensor([[1.1, 1.0, 7.0], [10.0, 1.0, 1.0]]).log()
     is_token = torch.tensor([[True, True, False], [True, True, True]])
@@ -211,12 +209,12 @@ def test_a_gain_by_hand_in_which_no_token_decides_alone() -> None:
 @pytest.mark.parametrize(
     ("gains", "kept"), [([1, 3], 0.75), ([-1, 1], 0), ([-2, -2.1], 0), ([0, 0, 0], 0), ([1, 1, 1], 1), ([-5], 1)]
 )
-def test_the_james_stein_share_by_hand(gains: list[float], kept: float) -> None:
+def test_the_james_stein_share_by_hand(gains, kept):
     # Gains 1 and 3: mean 2, standard error 1, so a quarter may be chance; one gain alone says nothing.
     assert james_stein_share(torch.tensor(gains, dtype=torch.float32)) == pytest.approx(kept)
 
 
-def test_impossible_settings_are_refused() -> None:
+def test_impossible_settings_are_refused():
     for wrong in ({"clip_low": 1.0}, {"clip_high": 0.0}, {"dual_clip": 1.0}, {"kl_weight": -0.1}, {"value_clip": 0.0}):
         with pytest.raises(ValueError, match=str(next(iter(wrong)))):
             LossConfig(**wrong)  # pyright: ignore[reportArgumentType]
@@ -239,7 +237,7 @@ BAD_LOSSES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_LOSSES)
-def test_a_users_own_loss_with_a_wrong_result_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_loss_with_a_wrong_result_is_refused(name, monkeypatch):
     compute, said = BAD_LOSSES[name]
     monkeypatch.setitem(POLICY_LOSSES, "own", PolicyLoss(compute))
     rows = torch.ones(3, 2)
@@ -272,7 +270,7 @@ def expected_gradient(config: LossConfig, trainer: Tensor, engine: Tensor, advan
 
 
 @pytest.mark.parametrize("correction", ["token", "sequence"])
-def test_an_engine_that_differs_is_learned_from_as_if_it_did_not(correction: Any) -> None:
+def test_an_engine_that_differs_is_learned_from_as_if_it_did_not(correction):
     """The policy gradient itself, where no weight is cut off; clipping from the engine's ratio misses it."""
     trainer, engine = torch.tensor([0.0, 1.0, -0.5, 0.3]), torch.tensor([0.6, 0.2, 0.1, 0.0])
     advantages = torch.tensor([1.0, 2.0, -1.0, 0.5])
@@ -321,14 +319,14 @@ def learned_success(correction: Any, temperature: float, seed: int) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_with_an_engine_that_samples_more_evenly_only_the_correction_learns(seed: int) -> None:
+def test_with_an_engine_that_samples_more_evenly_only_the_correction_learns(seed):
     """Likely tokens begin above the clip range, so good ones cannot gain and bad ones lose; rare ones the reverse."""
     assert learned_success("none", 1.0, seed) > 0.9
     assert learned_success("token", 1.5, seed) > 0.9
     assert learned_success("none", 1.5, seed) < 0.3
 
 
-def test_importance_weights_by_hand() -> None:
+def test_importance_weights_by_hand():
     trainer = torch.log(torch.tensor([[0.5, 0.2], [0.9, 0.5]]))
     engine = torch.log(torch.tensor([[0.25, 0.4], [0.1, 0.5]]))
     is_token = torch.tensor([[True, True], [True, False]])

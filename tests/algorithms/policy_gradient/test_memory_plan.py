@@ -36,7 +36,7 @@ SIZE = ModelSize(
 FULL = PolicyConfig(model="x/y", learns="all", recompute=False)
 
 
-def test_a_small_model_by_hand() -> None:
+def test_a_small_model_by_hand():
     one = plan(SIZE, FULL, PolicyGradientConfig(shrinkage=False), on_gpu=False)
     assert (one.weights, one.gradients, one.adam, one.copies, one.passing) == (4_000, 4_000, 8_000, 0, 0)
     # Adam's root and quotient of the largest parameter; how many tokens there are is not known
@@ -54,7 +54,7 @@ def test_a_small_model_by_hand() -> None:
     assert by_tokens.update == 700 * 70
 
 
-def test_temporary_memory_by_hand() -> None:
+def test_temporary_memory_by_hand():
     algo = PolicyGradientConfig(num_envs=4, minibatch_turns=8, microbatch_turns=2, max_reply_tokens=10)
     work = Workload(prompt_tokens=30, sft_rows=5, is_sampled=True)
     found = plan(SIZE, FULL, algo, on_gpu=True, workload=work)
@@ -79,7 +79,7 @@ def test_temporary_memory_by_hand() -> None:
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_the_dry_count_is_the_memory_of_a_real_pass(tmp_path: Path, learns: Any, recomputes: bool) -> None:
+def test_the_dry_count_is_the_memory_of_a_real_pass(tmp_path, learns, recomputes):
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
     policy = PolicyConfig(model=str(tmp_path), learns=learns, device="cpu", recompute=recomputes)
     counted = size_of(policy, tmp_path).activations("float32", "float32")
@@ -101,7 +101,7 @@ def test_the_dry_count_is_the_memory_of_a_real_pass(tmp_path: Path, learns: Any,
 
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_weights_are_those_of_models_in_memory(tmp_path: Path, learns: Any) -> None:
+def test_weights_are_those_of_models_in_memory(tmp_path, learns):
     save_tiny_vlm(tmp_path / "vlm", "qwen2_5_vl")
     config = PolicyConfig(model=str(tmp_path / "vlm"), learns=learns, device="cpu")
     assert_planned(load_policy(config).model, config, tmp_path / "vlm")
@@ -115,14 +115,14 @@ def assert_planned(network: torch.nn.Module, policy: Any, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_block_keeps_the_tensors_of_the_rule() -> None:
+def test_a_block_keeps_the_tensors_of_the_rule():
     width = WIDTHS["qwen2.5-vl-3b"]
     rule = 4 * (4 * width["intermediate_size"] + 8.3 * width["hidden_size"])
     assert bytes_per_token_and_layer("qwen2.5-vl-3b", recompute=False, tokens=64) == pytest.approx(rule, rel=0.02)
 
 
 @pytest.mark.slow
-def test_a_plan_that_does_not_fit_names_the_settings_to_change(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_names_the_settings_to_change(tmp_path):
     folder = write_config("qwen2.5-vl-7b", tmp_path / "7b")
     policy = PolicyConfig(model=str(folder), learns="all")
     size = size_of(policy, folder)
@@ -137,9 +137,7 @@ def test_a_plan_that_does_not_fit_names_the_settings_to_change(tmp_path: Path) -
     assert fix_of(size_of(lora, folder), lora, algo, 24 * 2**30) is None
 
 
-def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(tmp_path, monkeypatch, caplog):
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
     config = override(recipe("number_line"), {"policy.model": str(tmp_path), "policy.learns": "all"})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -183,8 +181,8 @@ def test_a_run_that_cannot_fit_its_card_is_refused_before_it_starts(
     ],
 )  # fmt: skip
 def test_a_share_of_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded(
-    words: str, what: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    words, what, fix, tmp_path, monkeypatch
+):
     save_tiny_vlm(tmp_path, "qwen2_5_vl")
     words = f"number_line --policy.model {tmp_path} --policy.learns all {words.replace('MODEL', str(tmp_path))}"
     config = parse_run(words.split(), "run").config
@@ -208,7 +206,7 @@ def test_a_share_of_a_gpu_that_is_too_small_is_refused_before_anything_is_loaded
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card, alone")
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_the_plan_is_what_the_driver_says_of_the_process(tmp_path: Path, quantization: str) -> None:
+def test_the_plan_is_what_the_driver_says_of_the_process(tmp_path, quantization):
     out = tmp_path / "report.json"
     command = [
         sys.executable,

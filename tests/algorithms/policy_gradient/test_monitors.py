@@ -28,7 +28,7 @@ def test_one_thought_for_three_of_four_images():
     assert same_thought_share([("", b"a"), ("", b"b")]) == 0
 
 
-def test_a_run_stops_where_a_limit_is_set(caplog: pytest.LogCaptureFixture):
+def test_a_run_stops_where_a_limit_is_set(caplog):
     ReadableMonitor(0.0).check(replies(0.8))
     ReadableMonitor(0.5).check(replies(0.5))
     with pytest.raises(PolicyCollapsed, match="60% of the replies of a rollout cannot be read"):
@@ -36,7 +36,7 @@ def test_a_run_stops_where_a_limit_is_set(caplog: pytest.LogCaptureFixture):
     assert not caplog.records
 
 
-def test_a_run_whose_replies_are_almost_all_unreadable_warns_once(caplog: pytest.LogCaptureFixture):
+def test_a_run_whose_replies_are_almost_all_unreadable_warns_once(caplog):
     monitor = ReadableMonitor(0.0)
     for share in (0.95, 1.0, 0.2, 0.93):
         monitor.check(replies(share))

@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
 
 
 @pytest.mark.slow
-def test_an_episode_does_not_depend_on_its_neighbours(tmp_path: Path):
+def test_an_episode_does_not_depend_on_its_neighbours(tmp_path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=6))
     together = play_turns(actor, make_slot, [5, 6, 7], 3, greedy=False)
     alone = play_turns(actor, make_slot, [7], 1, greedy=False)
@@ -46,7 +45,7 @@ def test_an_episode_does_not_depend_on_its_neighbours(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_counts_both_decodings(tmp_path: Path):
+def test_an_evaluation_counts_both_decodings(tmp_path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=4))
     evaluation, played = turn_player(actor, make_slot, 2).evaluate(2)
     assert len(evaluation.episodes) == len(played) == 2
@@ -58,7 +57,7 @@ def test_an_evaluation_counts_both_decodings(tmp_path: Path):
     assert evaluation.metrics[metrics.EVAL_REPLY_TOKENS] == 4
 
 
-def test_standing_still_by_hand(tmp_path: Path):
+def test_standing_still_by_hand(tmp_path):
     """On the line from 0 to 5 a minus at 0 changes nothing: who goes on with it stands still, who goes up does not."""
 
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=2))
@@ -79,7 +78,7 @@ def test_standing_still_by_hand(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_counts_milestones_of_any_turn(tmp_path: Path):
+def test_an_evaluation_counts_milestones_of_any_turn(tmp_path):
     actor = Actor(PolicyEngine(tiny_policy(tmp_path)), ReplySampling(max_new_tokens=4))
     slot = make_slot()
     begun = [0.0] * 4

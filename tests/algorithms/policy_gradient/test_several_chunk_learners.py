@@ -1,9 +1,7 @@
 """Two learner actors of RLlib against the one in this process, on one update of GRPO; and two runners that play."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,7 @@ def build(head: str = "tokens", **algo: Any) -> PolicyGradient:
 
 
 @pytest.fixture(scope="module")
-def several(local_ray: None) -> Iterator[PolicyGradient]:
+def several(local_ray):
     """Two runners and two learners; the tests of runners go on with them in their order."""
     algorithm = build(env_runners=2, num_learners=2, groups=5)
     algorithm.prepare(lambda line: None)
@@ -61,7 +59,7 @@ def blind(learner: Any) -> None:
     learner._env.draw_cameras = None
 
 
-def test_runners_play_evaluations_too_and_learners_draw_nothing_again(several: PolicyGradient) -> None:
+def test_runners_play_evaluations_too_and_learners_draw_nothing_again(several):
     algorithm: Any = several
     algorithm.policy.images.clear()
     algorithm.learner_group.foreach_learner(blind)
@@ -87,7 +85,7 @@ def test_runners_play_evaluations_too_and_learners_draw_nothing_again(several: P
     algorithm.learner_group.foreach_learner(lambda learner: delattr(learner._env, "draw_cameras"))
 
 
-def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several: PolicyGradient, tmp_path: Path) -> None:
+def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several, tmp_path):
     algorithm = several
     algorithm.rollouts.group.start(
         {"num_groups": 5, "statistics": algorithm.rollouts.policy.statistics, "players": (1, 2)}
@@ -125,7 +123,7 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several: Poli
 
 
 @pytest.mark.parametrize("head", ["tokens", "flow"])
-def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(local_ray: None, tmp_path: Path, head: str) -> None:
+def test_two_learners_have_the_gradient_of_one_and_go_on_to_the_bit(local_ray, tmp_path, head):
     loss = LossConfig(average="trajectory", kl_weight=0.05)
     one, two = build(head, loss=loss), build(head, loss=loss, num_learners=2)
     for algorithm in (one, two):

@@ -1,7 +1,5 @@
 """Two learner actors of RLlib against the one in this process, on one rollout."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ UNEVEN: dict[str, Any] = {"num_envs": 3, "rollout_turns": 9, "minibatch_turns": 
 
 
 @pytest.fixture(scope="module")
-def make(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def make(local_ray, tmp_path_factory):
     built, folder = [], tmp_path_factory.mktemp("model")
 
     def one(**settings: Any) -> Any:
@@ -38,7 +36,7 @@ def make(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def two(make: Any) -> Any:
+def two(make):
     """Two learners; the tests of this file go on with it in their order."""
     return make(num_learners=2)
 
@@ -51,7 +49,7 @@ def gradients(learner: Any) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in learner.policy.named_parameters() if p.grad is not None}
 
 
-def test_two_learners_have_the_gradient_of_one(make: Any, two: Any) -> None:
+def test_two_learners_have_the_gradient_of_one(make, two):
     one = make()
     for algorithm in (one, two):
         algorithm.prepare(lambda line: None)
@@ -71,7 +69,7 @@ def test_two_learners_have_the_gradient_of_one(make: Any, two: Any) -> None:
         assert reports[1][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
-def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_path: Path) -> None:
+def test_learners_that_share_out_the_weights_play_save_and_go_on(make, tmp_path):
     first = make(num_learners=2, shard=True)
     first.train()
     assert first.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-4, "the learners must see what was sampled here"
@@ -94,9 +92,7 @@ def test_learners_that_share_out_the_weights_play_save_and_go_on(make: Any, tmp_
         torch.testing.assert_close(ends[2][name], value, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_the_learners_with_gpus_do_the_supervised_start_within_its_bounds(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_learners_with_gpus_do_the_supervised_start_within_its_bounds(make, monkeypatch):
     """A card in name: what counts is that Ray gave it to the learner, and that the run's own process only waits."""
     monkeypatch.setattr(learner_group, "_get_backend_config", lambda _: TorchConfig(backend="gloo"))
     sft = ReplySFTConfig(turns=8, updates=2, batch_size=8)
@@ -113,7 +109,7 @@ def test_the_learners_with_gpus_do_the_supervised_start_within_its_bounds(
         assert there.report()[name] == pytest.approx(here.report()[name], rel=1e-6), name
 
 
-def test_an_error_of_one_learner_is_reported_and_ends_them_all(two: Any) -> None:
+def test_an_error_of_one_learner_is_reported_and_ends_them_all(two):
     def poison(learner: Any) -> None:
         if torch.distributed.get_rank() == 1:  # only its share of the loss is not finite
             learner.policy.value_head[-1].bias.data.fill_(torch.nan)
@@ -123,7 +119,7 @@ def test_an_error_of_one_learner_is_reported_and_ends_them_all(two: Any) -> None
         two.learners.call_all("learn", two.source.next(), 0.0)
 
 
-def test_impossible_settings_of_learners_are_refused(make: Any) -> None:
+def test_impossible_settings_of_learners_are_refused(make):
     with pytest.raises(MachineError, match="100 learners ask for 100 CPU"):
         make(num_learners=100, minibatch_turns=100)
     with pytest.raises(MachineError, match="2 learners ask for 2 GPU"):

@@ -45,7 +45,7 @@ def known(critic: Critic) -> Critic:
     return critic
 
 
-def test_shaping_by_hand() -> None:
+def test_shaping_by_hand():
     values = np.array([0.5, 0.6, 0.9])
     np.testing.assert_allclose(shaping_rewards(values, True, 0.9), [0.9 * 0.6 - 0.5, -0.6])
     np.testing.assert_allclose(shaping_rewards(values, False, 0.9), [0.9 * 0.6 - 0.5, 0.9 * 0.9 - 0.6])
@@ -71,7 +71,7 @@ def chain_returns(policy: Sequence[int], potential: FloatArray | None, gamma: fl
     return found
 
 
-def test_the_best_policy_of_a_chain_stays_the_best_whatever_the_potential() -> None:
+def test_the_best_policy_of_a_chain_stays_the_best_whatever_the_potential():
     policies = list(itertools.product((-1, 1), repeat=4))
     rng = np.random.default_rng(0)
     for potential in [np.array([1.0, 0.7, 0.2, 0.0]), *rng.random((5, 4))]:  # the first praises the wrong end
@@ -82,7 +82,7 @@ def test_the_best_policy_of_a_chain_stays_the_best_whatever_the_potential() -> N
         assert policies[int(shaped.sum(1).argmax())] == (1, 1, 1, 1)
 
 
-def test_shaped_advantages_of_episodes_that_end_are_those_of_a_baseline() -> None:
+def test_shaped_advantages_of_episodes_that_end_are_those_of_a_baseline():
     """Of GAE, a critic that subtracts the potential; of turns compared, what is shared at a turn is nobody's."""
     outcome, values = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), np.array([[0.3, 0.3], [0.8, 0.4]])
     added = np.stack([shaping_rewards(np.append(column, 9.0), True, 0.9) for column in values.T], 1)
@@ -105,7 +105,7 @@ def test_shaped_advantages_of_episodes_that_end_are_those_of_a_baseline() -> Non
 
 
 @pytest.mark.slow
-def test_a_turn_that_decides_is_paid_for_it_and_nothing_is_before_outcomes_differ() -> None:
+def test_a_turn_that_decides_is_paid_for_it_and_nothing_is_before_outcomes_differ():
     critic = push_critic()
     alike = [scored(0, (8, 8))] * 4
     critic.note(alike, np.zeros(4))
@@ -122,7 +122,7 @@ def test_a_turn_that_decides_is_paid_for_it_and_nothing_is_before_outcomes_diffe
 
 
 @pytest.mark.slow
-def test_calibration_is_on_the_truth_and_the_spread_of_an_ensemble_is_told() -> None:
+def test_calibration_is_on_the_truth_and_the_spread_of_an_ensemble_is_told():
     critic = known(push_critic())
     critic.note([scored(1, (2, 2), success=False)] * 4, np.ones(4))  # called a success, and none
     critic.shape([], 0.9, 1.0, (0.0, 0.0))
@@ -130,7 +130,7 @@ def test_calibration_is_on_the_truth_and_the_spread_of_an_ensemble_is_told() -> 
     assert figures[metrics.VALUE_CALIBRATION] > 0.6 and 0 <= figures[metrics.VALUE_SPREAD] < 0.2
 
 
-def test_pieces_of_an_episode_in_turns_are_shaped_as_the_whole() -> None:
+def test_pieces_of_an_episode_in_turns_are_shaped_as_the_whole():
     critic = Critic(SMALL, make_env("number_line", task_env("number_line"), 0), 0, episode_steps=10)
     rows, wholes = play([(1, 4)], 3)
     won, lost = play([(3, 5)], 2)[1], play([(3, 5)], 2, right=False)[1]
@@ -166,7 +166,7 @@ def shown(labeller: RewardLabeller, count: int = 24) -> list[TokenEpisode]:
     return labeller.label(episodes, 0)
 
 
-def test_episodes_without_an_answer_are_not_learned_from() -> None:
+def test_episodes_without_an_answer_are_not_learned_from():
     labeller = shaping_labeller(HalfSilent(lambda item, _: float(bool(item.is_success)), 0, "half"))
     known_ones = drop_unlabelled(shown(labeller))
     assert len(known_ones) == 12 and len(labeller._critic._pending) == 12
@@ -175,7 +175,7 @@ def test_episodes_without_an_answer_are_not_learned_from() -> None:
 
 
 @pytest.mark.slow
-def test_the_rates_of_a_biased_judge_correct_what_is_learned_from_it() -> None:
+def test_the_rates_of_a_biased_judge_correct_what_is_learned_from_it():
     values = {}
     for corrects_noise in (True, False):
         often = SimulatedScorer(lambda item, rng: float(bool(item.is_success) or rng.random() < 0.5), 0, "often")
@@ -186,7 +186,7 @@ def test_the_rates_of_a_biased_judge_correct_what_is_learned_from_it() -> None:
     assert values[True] < 0.25 and values[False] > 0.35, "half of the failures were called successes"
 
 
-def test_a_resumed_labeller_shapes_exactly_as_it_would_have() -> None:
+def test_a_resumed_labeller_shapes_exactly_as_it_would_have():
     first, second = (shaping_labeller(biased_scorer(0.2, 0)) for _ in range(2))
     first.shape(shown(first), 0.9)
     second.set_state(first.get_state())
@@ -197,7 +197,7 @@ def test_a_resumed_labeller_shapes_exactly_as_it_would_have() -> None:
         np.testing.assert_array_equal(*rewards)
 
 
-def test_an_envs_own_reward_in_the_sum_may_shape_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_envs_own_reward_in_the_sum_may_shape_too(caplog):
     mixture = MixtureConfig(environment=1.0, judged=1.0)
     config = ChunkRewardConfig(source="mixture", mixture=mixture, teacher="biased", shaping="value")
     RewardLabeller(config, biased_scorer(0.2, 0), critic=push_critic())
@@ -213,7 +213,7 @@ def test_an_envs_own_reward_in_the_sum_may_shape_too(caplog: pytest.LogCaptureFi
         ({"corrects_noise": False}, "no effect without reward.shaping value"),
     ],
 )
-def test_shaping_that_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_shaping_that_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         TurnRewardConfig(**settings)
 
@@ -226,9 +226,7 @@ def test_shaping_that_cannot_be_is_refused(settings: dict[str, Any], message: st
         ({"estimator": "rloo_turns"}, True),
     ],
 )  # fmt: skip
-def test_whole_episode_advantages_and_a_critic_of_the_state_take_no_shaping(
-    advantage: dict[str, Any], is_fine: bool
-) -> None:
+def test_whole_episode_advantages_and_a_critic_of_the_state_take_no_shaping(advantage, is_fine):
     reward = ChunkRewardConfig(shaping="value", value=SMALL)
     config = chunk_config(advantage=AdvantageConfig(**advantage), reward=reward)
     if is_fine:

@@ -115,7 +115,7 @@ def updated(make: Any, *arguments: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     save_tiny_vlm(root / "vlm", "qwen2_5_vl")
     return root
@@ -123,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_shared_out_learners_take_the_step_of_one(folder: Path, learns: str) -> None:
+def test_shared_out_learners_take_the_step_of_one(folder, learns):
     assert_step_of_one(vlm, str(folder / "vlm"), learns)
 
 
@@ -147,7 +147,7 @@ def assert_step_of_one(make: Any, path: str, learns: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name in SAVE if name != "qwen2_5_vl"])
-def test_every_published_layout_is_shared_out(tmp_path: Path, family: str) -> None:
+def test_every_published_layout_is_shared_out(tmp_path, family):
     """By names of weights of either age, with weights tied or not: what two learners read is what one has."""
     path = str(save_published(tmp_path, family))
     (alone,) = side_by_side(1, updated, vlm, path, "lora", {})
@@ -206,7 +206,7 @@ def anonymous_bytes() -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_a_learner_loads_its_share_and_no_more(tmp_path: Path, learns: str) -> None:
+def test_a_learner_loads_its_share_and_no_more(tmp_path, learns):
     """Of 128 MB each of two learners takes its half, and never the memory of more than a layer on top."""
     folder = save_tiny_vlm(tmp_path / "large", "qwen2_5_vl")
     config = AutoConfig.from_pretrained(folder)
@@ -237,7 +237,7 @@ def test_a_learner_loads_its_share_and_no_more(tmp_path: Path, learns: str) -> N
 
 
 @pytest.mark.slow
-def test_bi_level_learners_that_each_hold_the_weights_take_the_step_of_one(folder: Path) -> None:
+def test_bi_level_learners_that_each_hold_the_weights_take_the_step_of_one(folder):
     algo = {**BI_LEVEL, "max_grad_norm": 1e9}
     (alone,) = side_by_side(1, updated, vlm, str(folder / "vlm"), "all", algo)
     several = side_by_side(2, updated, vlm, str(folder / "vlm"), "all", algo | {"num_learners": 2})
@@ -258,7 +258,7 @@ def continued(make: Any, folder: str, learns: str, algo: dict[str, Any], tree: A
 
 
 @pytest.mark.slow
-def test_four_learners_go_on_as_two_and_then_as_one(folder: Path) -> None:
+def test_four_learners_go_on_as_two_and_then_as_one(folder):
     one, several = None, None
     for count in (4, 2, 1):
         path = str(folder / "vlm")
@@ -284,7 +284,7 @@ def start_of(folder: str, kl_weight: float, tree: Any) -> tuple[Any, list[str], 
 
 
 @pytest.mark.slow
-def test_a_start_that_no_loss_compares_with_waits_in_main_memory_and_is_saved_whole(folder: Path) -> None:
+def test_a_start_that_no_loss_compares_with_waits_in_main_memory_and_is_saved_whole(folder):
     path = str(folder / "vlm")
     ((swapped, there, size), _) = side_by_side(2, start_of, path, 0.05, None)
     ((tree, here, own_size), _) = side_by_side(2, start_of, path, 0.0, None)
@@ -295,7 +295,7 @@ def test_a_start_that_no_loss_compares_with_waits_in_main_memory_and_is_saved_wh
 
 
 @pytest.mark.slow
-def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path) -> None:
+def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder):
     algo = {"num_learners": 2, "shard": True}
     exact, coarse = (
         side_by_side(2, updated, vlm, str(folder / "vlm"), "all", algo | {"compute_dtype": dtype})[0]
@@ -310,7 +310,7 @@ def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder: Path
     assert len(moved) > 10
 
 
-def test_a_policy_that_cannot_be_sharded_is_refused() -> None:
+def test_a_policy_that_cannot_be_sharded_is_refused():
     for count, gpus in ((2, 0.5), (2, 2.0), (1, 1.5)):
         with pytest.raises(ValueError, match="gpus_per_learner must be 1"):
             PolicyGradientConfig(num_learners=count, gpus_per_learner=gpus)
@@ -351,7 +351,7 @@ def put_in_buckets(folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_no_learner_holds_more_than_two_buckets_while_weights_are_handed_out(tmp_path: Path) -> None:
+def test_no_learner_holds_more_than_two_buckets_while_weights_are_handed_out(tmp_path):
     first, second = side_by_side(2, put_in_buckets, str(tmp_path))
     assert (first["count"], second["count"]) == (12, 0) and first["is_same"]
     for one in (first, second):

@@ -3,7 +3,6 @@ import dataclasses
 import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture
-def make(local_ray: Any, tmp_path: Path):
+def make(local_ray, tmp_path):
     """Builds small algorithms and stops them after the test."""
     built = []
 
@@ -76,7 +75,7 @@ def played(algorithm: Any) -> list[Any]:
         ({}, "actions"),
     ],
 )
-def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], head: str):
+def test_a_round_with_every_estimator_and_loss(make, algo, head):
     algorithm = make(algo, {"head": head})
     before = weights(algorithm)
     algorithm.train()
@@ -91,7 +90,7 @@ def test_a_round_with_every_estimator_and_loss(make: Any, algo: dict[str, Any], 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("head", ["text", "actions"])
-def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family: str, head: str):
+def test_every_family_is_taught_and_learns_by_an_adapter_alone(make, family, head):
     algorithm = make(
         {"shrinkage": False} | ({} if head == "actions" else KL),
         {"learns": "lora", "lora_rank": 4, "head": head},
@@ -110,7 +109,7 @@ def test_every_family_is_taught_and_learns_by_an_adapter_alone(make: Any, family
         assert any("lora" in name and not torch.equal(value, later[name]) for name, value in earlier.items())
 
 
-def test_micro_batches_give_the_gradient_of_the_whole(make: Any):
+def test_micro_batches_give_the_gradient_of_the_whole(make):
     both = BI_LEVEL | KL  # with the passes of the reference
     whole, parts = make(both, microbatch_turns=8), make(both, microbatch_turns=3)
     tokens = make(both, microbatch_tokens=1400)
@@ -144,7 +143,7 @@ def scorer() -> Judge:
     return build_judge(JudgeConfig(model="scorer", score="utility"))
 
 
-def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp_path: Path):
+def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make, tmp_path):
     """The pocket scorer on the replies of a policy with random weights: most cannot be read and change nothing."""
     judged = {"reward": TurnRewardConfig(source="judged"), "make_judge": scorer, "policy": {"head": "actions"}}
     first, second = make(**judged), make(**judged)
@@ -168,7 +167,7 @@ def test_a_real_judge_rewards_every_turn_and_goes_on_where_it_was(make: Any, tmp
     assert_equal_weights(weights(first), weights(second))
 
 
-def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
+def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make):
     algorithm = make(rollout_turns=40, num_envs=4)  # 10 turns an env: random replies meet the time limit
     torch.nn.init.constant_(algorithm.learner.policy.value_head[-1].bias, 3.0)
     episodes = played(algorithm)
@@ -180,14 +179,14 @@ def test_the_value_of_a_state_that_was_cut_off_is_the_critics(make: Any):
     assert torch.all(seen[0].next_values == 3.0) and seen[0].ends[-1].all() and not seen[0].ends[:-1].any()
 
 
-def test_groups_start_alike_and_others_do_not(make: Any):
+def test_groups_start_alike_and_others_do_not(make):
     episodes = played(make(grouped("grpo")))
     starts = [episode.obs.images[0] for episode in episodes]
     assert starts[0] == starts[1] and starts[2] == starts[3] and len(episodes) == 4
     assert [episode.group for episode in episodes] == [0, 0, 1, 1] and all(episode.is_over for episode in episodes)
 
 
-def test_pieces_of_episodes_join_without_a_gap(make: Any):
+def test_pieces_of_episodes_join_without_a_gap(make):
     algorithm = make(num_envs=2, rollout_turns=6)
     first, second = played(algorithm), played(algorithm)
     for slot in range(2):
@@ -197,7 +196,7 @@ def test_pieces_of_episodes_join_without_a_gap(make: Any):
     assert sum(map(len, first)) == sum(map(len, second)) == 6
 
 
-def test_evaluations_repeat_and_leave_training_alone(make: Any):
+def test_evaluations_repeat_and_leave_training_alone(make):
     watched, alone = make(), make()
     first, second = (watched.evaluate_policy(2) for _ in range(2))
     assert first.metrics == second.metrics
@@ -209,9 +208,7 @@ def test_evaluations_repeat_and_leave_training_alone(make: Any):
     torch.testing.assert_close(weights(watched), weights(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(make, monkeypatch):
     algorithm, found, sizes = make(num_envs=2, rollout_turns=4), [], list[int]()
     sample = algorithm.policy.sample
 
@@ -231,7 +228,7 @@ def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(
     assert (small, large) == (2, 4) and few < many and wide == plain
 
 
-def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
+def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make):
     algorithm = make(value_warm_up=1)
     before = weights(algorithm)
     algorithm.train()
@@ -242,9 +239,7 @@ def test_a_warm_up_of_the_critic_leaves_the_policy_where_it_was(make: Any):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pays", "updates", "least", "most"), [("an action", 2, 0.8, 1.0), ("a die", 6, 0.0, 0.3)])
-def test_only_the_part_of_an_update_beyond_chance_is_kept(
-    make: Any, pays: str, updates: int, least: float, most: float
-):
+def test_only_the_part_of_an_update_beyond_chance_is_kept(make, pays, updates, least, most):
     algorithm = make(
         {"advantage": AdvantageConfig(gamma=0.0)}, {"head": "actions"}, num_envs=16, rollout_turns=64, minibatch_turns=8
     )
@@ -267,7 +262,7 @@ def test_only_the_part_of_an_update_beyond_chance_is_kept(
 
 
 @pytest.mark.parametrize("policy", [{}, {"learns": "lora", "lora_rank": 4}], ids=["all weights", "adapter"])
-def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy: dict[str, Any]):
+def test_the_reference_stays_where_ppo_started(make, tmp_path, policy):
     """That is the policy after its supervised start, not the model that this began with."""
     sft = ReplySFTConfig(turns=8, updates=2, batch_size=4, lr=1e-2)
     algorithm, resumed = (make(KL | {"shrinkage": False}, policy, sft) for _ in range(2))
@@ -289,7 +284,7 @@ def test_the_reference_stays_where_ppo_started(make: Any, tmp_path: Path, policy
     assert_equal_weights(weights(resumed), weights(algorithm))
 
 
-def test_a_run_starts_from_an_earlier_supervised_policy(make: Any, tmp_path: Path):
+def test_a_run_starts_from_an_earlier_supervised_policy(make, tmp_path):
     taught = make()
     taught.train()
     taught.save_checkpoint(str(tmp_path / "algorithm"))
@@ -303,7 +298,7 @@ def test_a_run_starts_from_an_earlier_supervised_policy(make: Any, tmp_path: Pat
         make(sft=ReplySFTConfig(demonstrations=str(tmp_path))).prepare(lambda line: None)
 
 
-def test_turns_that_are_alike_are_read_once_and_valued_alike(make: Any):
+def test_turns_that_are_alike_are_read_once_and_valued_alike(make):
     algorithm = make(BI_LEVEL | KL)
     algorithm.prepare(lambda line: None)
     batches, episodes = algorithm.learner.batches, played(algorithm)
@@ -356,7 +351,7 @@ def late_engine(policy: Any, *_: Any) -> LateEngine:
 
 
 @pytest.mark.parametrize("algo", [{}, grouped("grpo") | {"rollout_turns": 0}])
-def test_asynchronous_envs_do_not_wait_for_the_slowest_reply(make: Any, algo: dict[str, Any]) -> None:
+def test_asynchronous_envs_do_not_wait_for_the_slowest_reply(make, algo):
     algorithm = make({"rollout": "asynchronous"} | algo, make_engine=late_engine)
     if not algo:
         # row by row the first reply would be waited for without end
@@ -395,7 +390,7 @@ def own_engine(policy: Any, *_: Any) -> OwnEngine:
 
 
 @pytest.mark.parametrize("correction", ["none", "token"])
-def test_carried_over_replies_are_learned_from_as_by_the_oracle(make: Any, tmp_path: Path, correction: Any) -> None:
+def test_carried_over_replies_are_learned_from_as_by_the_oracle(make, tmp_path, correction):
     """The loss of turns, some of which older weights drew than others, number by number from what was kept of each."""
     loss = LossConfig(correction=correction)
     algorithm = make({"rollout": "asynchronous", "staleness": 1, "loss": loss}, make_engine=own_engine)
@@ -469,9 +464,7 @@ def rounded_engine(policy: Any, *_: Any) -> RoundedEngine:
     return RoundedEngine(policy)
 
 
-def test_samples_of_another_engine_are_corrected_and_the_difference_is_reported(
-    make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_of_another_engine_are_corrected_and_the_difference_is_reported(make, caplog):
     plain, corrected = (
         make({"loss": LossConfig(correction=name)}, make_engine=rounded_engine) for name in ("none", "token")
     )
@@ -492,7 +485,7 @@ def test_samples_of_another_engine_are_corrected_and_the_difference_is_reported(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
-def test_runs_in_bfloat16_repeat_and_resume_to_the_bit_on_a_gpu(make: Any, tmp_path: Path) -> None:
+def test_runs_in_bfloat16_repeat_and_resume_to_the_bit_on_a_gpu(make, tmp_path):
     settings = {"learns": "lora", "lora_rank": 4, "device": "cuda", "dtype": "bfloat16", "recompute": True}
     sft = ReplySFTConfig(turns=32, updates=4, batch_size=16)
     first, again, resumed = (make(KL, settings, sft, rollout_turns=48) for _ in range(3))

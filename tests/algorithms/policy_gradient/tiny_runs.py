@@ -83,24 +83,13 @@ def build(
 
     save_tiny_llava_next(folder) if family == "llava_next" else save_tiny_vlm(folder, family)
     settings: dict[str, Any] = (
-        {
-            "num_envs": 4,
-            "rollout_turns": 12,
-            "minibatch_turns": 8,
-            "max_reply_tokens": 24,
-        }
-        | (algo or {})
-        | more
+        {"num_envs": 4, "rollout_turns": 12, "minibatch_turns": 8, "max_reply_tokens": 24} | (algo or {}) | more
     )
     config = (
         PolicyGradientAlgorithmConfig()
         .envs(task="number_line", env_settings=task_env("number_line"))
         .acting(policy=policy_config(folder, **(policy or {})), make_engine=make_engine)
-        .learning(
-            algo=PolicyGradientConfig(**settings),
-            sft=sft or ReplySFTConfig(turns=0),
-            total_steps=100,
-        )
+        .learning(algo=PolicyGradientConfig(**settings), sft=sft or ReplySFTConfig(turns=0), total_steps=100)
         .rewards(reward=reward or TurnRewardConfig(), make_judge=make_judge)
         .debugging(seed=0)
     )

@@ -156,7 +156,7 @@ def test_forgetting_is_starting_anew():
     assert now["steps"] == 0 and (now["mean"] == fresh["mean"]).all() and (now["square"] == fresh["square"]).all()
 
 
-def test_products_are_float32s() -> None:
+def test_products_are_float32s():
     rows, columns = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
     with fast_products():
         product = rows @ columns
@@ -173,7 +173,7 @@ CPUS = {
 
 
 @pytest.mark.parametrize("cpu", CPUS)
-def test_only_cpus_that_gain_change_and_only_inside(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cpus_that_gain_change_and_only_inside(cpu, monkeypatch):
     capabilities, inside = CPUS[cpu]
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     dense._mkl_is_half_as_wide.cache_clear()

@@ -1,12 +1,7 @@
 import pytest
 import torch
 
-from rlvlm.algorithms.sac_pebble.losses import (
-    actor_loss,
-    critic_loss,
-    td_target,
-    temperature_loss,
-)
+from rlvlm.algorithms.sac_pebble.losses import actor_loss, critic_loss, td_target, temperature_loss
 
 
 def test_one_transition_by_hand():

@@ -50,7 +50,7 @@ def test_the_tape_forgets_steps_that_no_running_episode_needs():
 @pytest.mark.parametrize(
     ("source", "name"), [(EnvironmentReward(), "true reward"), (SuccessReward(), "learned reward")]
 )
-def test_the_true_reward_is_called_so(source, name) -> None:
+def test_the_true_reward_is_called_so(source, name):
     env = make_env("rlvlm.testing:TINY", StepEnvConfig(episode_steps=3), 0)
     obs, _ = env.reset(seed=0)
     policy = SquashedGaussian(len(obs), env.action_space.shape[0], (4,))

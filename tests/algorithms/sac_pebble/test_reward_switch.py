@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,7 @@ OFTEN = FeedbackConfig(first_step=10, every_steps=10, queries=120)
 
 
 def switch_of(
-    teacher: str,
-    model: RewardModelConfig = TESTED,
-    margin: float = 0.0,
-    bonus: Any = "none",
-    **more: Any,
+    teacher: str, model: RewardModelConfig = TESTED, margin: float = 0.0, bonus: Any = "none", **more: Any
 ) -> RewardSwitch:
     settings: dict[str, Any] = {"feedback": OFTEN} | more
     rewarding = RewardSetup(
@@ -56,7 +51,7 @@ def transitions_of(seen: Trajectory) -> Transitions:
 
 
 @pytest.mark.slow
-def test_novelty_lasts_until_labels_are_predicted_and_a_coin_is_never_trusted() -> None:
+def test_novelty_lasts_until_labels_are_predicted_and_a_coin_is_never_trusted():
     honest, coin = switch_of("progress"), switch_of("random")
     found = honest.hold_session(10)
     assert found[metrics.REWARD_IS_TRUSTED] == 1 and honest.learned is honest.source
@@ -70,7 +65,7 @@ def test_novelty_lasts_until_labels_are_predicted_and_a_coin_is_never_trusted() 
 
 
 @pytest.mark.slow
-def test_a_restored_switch_is_as_it_was() -> None:
+def test_a_restored_switch_is_as_it_was():
     for bonus in ("none", "novelty"):
         switch, fresh = (switch_of("progress", SMALL, bonus=bonus) for _ in range(2))
         before = switch.get_state()
@@ -87,14 +82,14 @@ def test_a_restored_switch_is_as_it_was() -> None:
         assert switch.hold_session(10).keys() == fresh.hold_session(10).keys()
 
 
-def test_a_session_without_labels_changes_nothing() -> None:
+def test_a_session_without_labels_changes_nothing():
     switch = switch_of("judge", SMALL, margin=255)  # every pair is a tie, and ties do not train
     found = switch.hold_session(10)
     assert found[metrics.QUERIES_NO_PREFERENCE] == 120 and metrics.REWARD_LOSS not in found
     assert switch.learned is None and isinstance(switch.source, NoveltyReward)
 
 
-def test_no_questions_are_asked_at_the_end_of_the_run() -> None:
+def test_no_questions_are_asked_at_the_end_of_the_run():
     switch = switch_of("oracle", SMALL, total_steps=20)
     assert switch.is_feedback_due(10) and switch.steps_to_session(7) == 3
     switch.hold_session(10)
@@ -104,7 +99,7 @@ def test_no_questions_are_asked_at_the_end_of_the_run() -> None:
     assert endless.is_feedback_due(20) and endless.steps_to_session(12) == 8
 
 
-def test_questions_asked_ahead_by_the_last_session_still_train() -> None:
+def test_questions_asked_ahead_by_the_last_session_still_train():
     ahead = FeedbackConfig(first_step=10, every_steps=10, queries=20, ahead=True)
     switch = switch_of("oracle", SMALL, feedback=ahead, total_steps=30)
     assert metrics.REWARD_LOSS not in switch.hold_session(10) and switch.learned is None
@@ -114,7 +109,7 @@ def test_questions_asked_ahead_by_the_last_session_still_train() -> None:
     assert len(switch.drain_records(30)) == 40
 
 
-def test_a_run_that_is_started_again_takes_its_preflight_from_the_label_store(tmp_path: Path) -> None:
+def test_a_run_that_is_started_again_takes_its_preflight_from_the_label_store(tmp_path):
     fake = FakeJudge()
     setup = RewardSetup(
         reward=StepRewardConfig(teacher="judge"),

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from rlvlm.core.console.boxes import guarded
-from rlvlm.core.errors import JudgeUnavailable, MachineError, NumericsError, RunError, UsageError
+from rlvlm.core.errors import JudgeUnavailable, MachineError, NumericsError, UsageError
 
 
 def raising(error: BaseException):
@@ -28,16 +28,14 @@ def raising(error: BaseException):
         (JudgeUnavailable("no judge", "start it"), 5),
     ],
 )
-def test_a_known_failure_is_a_box_with_its_fix_and_code(
-    error: RunError, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_known_failure_is_a_box_with_its_fix_and_code(error, code, capsys):
     assert guarded(raising(error)) == code
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
     assert str(error) in err and f"fix: {error.fix}" in err and err.startswith("╭─ rlvlm")
 
 
-def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys):
     assert guarded(raising(KeyError("oops"))) == 1
     text = capsys.readouterr().err
     assert "unexpected KeyError" in text and "Traceback" not in text
@@ -47,9 +45,7 @@ def test_the_unexpected_is_a_box_too_and_the_traceback_lies_in_a_file(capsys: py
     file.unlink()
 
 
-def test_a_full_disk_is_a_machine_error_for_every_writer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_a_machine_error_for_every_writer(monkeypatch, capsys):
     def write(name: str = "") -> int:
         with open("/dev/full", "wb", buffering=0) as file:
             try:
@@ -69,7 +65,7 @@ def test_a_full_disk_is_a_machine_error_for_every_writer(
     assert guarded(lambda: 1 // 0) == 1 and "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_command_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_returns_its_code(capsys):
     assert guarded(lambda: 75) == 75
     assert guarded(raising(SystemExit(2))) == 2 and guarded(raising(SystemExit())) == 0
     assert guarded(raising(KeyboardInterrupt())) == 130
@@ -78,15 +74,13 @@ def test_a_command_returns_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no display" in capsys.readouterr().err
 
 
-def test_a_warning_without_a_log_is_shown_and_not_obeyed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_without_a_log_is_shown_and_not_obeyed(capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own, which keep it from the last resort
     assert guarded(lambda: logging.getLogger("x").warning("%s is odd", "\x1b[2J") or 0) == 0
     assert capsys.readouterr().err == "\\x1b[2J is odd\n"
 
 
-def test_a_message_is_not_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_is_not_read_as_markup(capsys):
     guarded(raising(UsageError("[red]a[/b] b")))
     assert "[red]a[/b] b" in capsys.readouterr().err
 
@@ -102,7 +96,7 @@ def unread(code: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("letters", [10, 1_000_000])
-def test_a_closed_pipe_is_no_crash(letters: int) -> None:
+def test_a_closed_pipe_is_no_crash(letters):
     child = f"""
 import sys
 from rlvlm.core.console.boxes import guarded
@@ -112,7 +106,7 @@ sys.exit(guarded(lambda: print("x" * {letters}) or 0))
     assert unread(child) == (141, b"")
 
 
-def test_a_command_finishes_although_its_pipe_is_closed(tmp_path: Path) -> None:
+def test_a_command_finishes_although_its_pipe_is_closed(tmp_path):
     child = f"""
 import sys
 from rlvlm.core.console.boxes import guarded
@@ -131,7 +125,7 @@ sys.exit(guarded(command))
     assert code == 2 and b"so far, so good" in said and (tmp_path / "evaluation.json").exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path, capsys):
     def write() -> int:
         tmp_path.write_text("a folder is not a file")
         return 0

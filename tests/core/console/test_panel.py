@@ -20,7 +20,7 @@ LATEST = {
 }
 
 
-def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
+def test_a_pipe_gets_one_plain_line_when_it_is_due():
     stream = io.StringIO()
     with RunConsole(stream, "tiny: judge labels", 40_000, PANEL_ROWS["steps"]) as console:
         console.update(LATEST, is_due=True)
@@ -34,14 +34,14 @@ def test_a_pipe_gets_one_plain_line_when_it_is_due() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_unknown_values_are_a_dash() -> None:
+def test_unknown_values_are_a_dash():
     stream = io.StringIO()
     with RunConsole(stream, "t", 100) as console:
         console.update({metrics.ENV_STEPS: 1}, is_due=True)
     assert "success -  return -  steps/s -  left -" in stream.getvalue(), "an algorithm without rows of its own"
 
 
-def test_an_algorithm_shows_its_own_numbers() -> None:
+def test_an_algorithm_shows_its_own_numbers():
     stream = io.StringIO()
     rows = [PanelRow(label="tokens a reply", metric="tokens", format=".0f", word="tokens")]
     with RunConsole(stream, "t", 100, rows) as console:
@@ -49,7 +49,7 @@ def test_an_algorithm_shows_its_own_numbers() -> None:
     assert "tokens 12  steps/s -" in stream.getvalue() and "success" not in stream.getvalue()
 
 
-def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
+def test_a_reward_that_is_withheld_says_so_until_it_is_in_force():
     stream = io.StringIO()
     with RunConsole(stream, "t", 100, PANEL_ROWS["steps"]) as console:
         asked = {metrics.QUERIES: 3.0}
@@ -61,7 +61,7 @@ def test_a_reward_that_is_withheld_says_so_until_it_is_in_force() -> None:
     assert "reward in force  labels" in trusted
 
 
-def test_a_terminal_gets_a_panel_with_everything() -> None:
+def test_a_terminal_gets_a_panel_with_everything():
     stream = io.StringIO()
     stream.isatty = lambda: True
     with RunConsole(stream, "tiny", 40_000, PANEL_ROWS["steps"]) as console:

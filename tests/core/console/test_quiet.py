@@ -2,14 +2,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from rlvlm.core.console.quiet import quiet_output
 
 
-def test_only_the_asker_writes_to_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_only_the_asker_writes_to_the_terminal(tmp_path, capfd):
     log = tmp_path / "run.log"
     with quiet_output(log) as terminal:
         os.write(2, b"a C++ library warns\n")
@@ -22,7 +19,7 @@ def test_only_the_asker_writes_to_the_terminal(tmp_path: Path, capfd: pytest.Cap
     assert log.read_text() == "a C++ library warns\na child talks\nagain\n"
 
 
-def test_a_run_whose_reader_went_away_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_reader_went_away_goes_on(tmp_path):
     child = f"""
 import os, sys, time
 from pathlib import Path
@@ -50,7 +47,7 @@ sys.exit(guarded(run))
     assert (tmp_path / "run.log").read_text() == "done\n"
 
 
-def test_a_run_whose_terminal_was_closed_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_terminal_was_closed_goes_on(tmp_path):
     master, terminal = os.openpty()
     child = f"""
 import signal, time

@@ -16,7 +16,7 @@ class Picture(Screen):
         return Text("an image")
 
 
-def test_a_pipe_gets_plain_lines_despite_force_color(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_plain_lines_despite_force_color(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = io.StringIO()
     with Picture(stream, "a title") as screen:
@@ -24,7 +24,7 @@ def test_a_pipe_gets_plain_lines_despite_force_color(monkeypatch: pytest.MonkeyP
     assert stream.getvalue() == "a title\na line\n"
 
 
-def test_a_terminal_gets_the_image_and_lines_above_it() -> None:
+def test_a_terminal_gets_the_image_and_lines_above_it():
     stream = io.StringIO()
     stream.isatty = lambda: True
     with Picture(stream, "a title") as screen:
@@ -33,7 +33,7 @@ def test_a_terminal_gets_the_image_and_lines_above_it() -> None:
     assert "an image" in stream.getvalue() and "a line" in stream.getvalue() and "a title" not in stream.getvalue()
 
 
-def test_brackets_of_a_path_or_a_title_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_of_a_path_or_a_title_are_no_markup(capsys):
     console = plain_console(soft_wrap=True)
     console.print("look at /runs/[bold]/x of gym:boat:Boat-v0")
     console.print(plain_table((":boat:",), [("[/b]",)]))
@@ -41,7 +41,7 @@ def test_brackets_of_a_path_or_a_title_are_no_markup(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_every_console_shows_texts_as_they_are() -> None:
+def test_every_console_shows_texts_as_they_are():
     made = [
         f"{file.name}: {node.func.id}"
         for file in Path(rlvlm.__file__).parent.rglob("*.py")
@@ -51,7 +51,7 @@ def test_every_console_shows_texts_as_they_are() -> None:
     assert not made, f"use QuietConsole: {made}"
 
 
-def test_control_characters_of_others_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_others_are_shown_and_not_obeyed(capsys):
     console = plain_console(soft_wrap=True)
     console.print("a\x1b]0;title\x07b\u202ec\ud800\n\té")  # rich itself drops the bell
     console.print(plain_table(("head\x9b31m",), [("\x1b[2J",)]))

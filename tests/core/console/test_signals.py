@@ -9,7 +9,7 @@ from rlvlm.core.console.signals import ASKED_BY, StopRequest
 
 
 @pytest.mark.parametrize("number", ASKED_BY)
-def test_the_first_signal_only_asks(number: signal.Signals) -> None:
+def test_the_first_signal_only_asks(number):
     # tests that run under nohup find SIGHUP ignored, which is then left alone
     handed_down = signal.signal(number, signal.SIG_DFL) if number == signal.SIGHUP else signal.getsignal(number)
     before = signal.getsignal(number)
@@ -25,7 +25,7 @@ def test_the_first_signal_only_asks(number: signal.Signals) -> None:
     signal.signal(number, handed_down)
 
 
-def test_the_handlers_can_be_taken_back_from_a_library() -> None:
+def test_the_handlers_can_be_taken_back_from_a_library():
     with StopRequest() as stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         stop.take_over()
@@ -33,7 +33,7 @@ def test_the_handlers_can_be_taken_back_from_a_library() -> None:
         assert stop
 
 
-def test_a_run_under_nohup_outlives_the_terminal() -> None:
+def test_a_run_under_nohup_outlives_the_terminal():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopRequest() as stop:
         stop.take_over()
@@ -42,7 +42,7 @@ def test_a_run_under_nohup_outlives_the_terminal() -> None:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_the_second_signal_ends_the_process_at_once() -> None:
+def test_the_second_signal_ends_the_process_at_once():
     code = (
         "import os, signal, time\nfrom rlvlm.core.console.signals import StopRequest\n"
         "with StopRequest():\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('asked', flush=True)\n"
@@ -53,7 +53,7 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
     assert child.returncode in (-signal.SIGINT, 130)
 
 
-def test_a_time_limit_that_signals_the_process_and_its_group_asks_once() -> None:
+def test_a_time_limit_that_signals_the_process_and_its_group_asks_once():
     """`timeout` sends SIGTERM to its child, and then to the child's whole group."""
     code = (
         "import time\nfrom rlvlm.core.console.signals import StopRequest\n"
@@ -65,7 +65,7 @@ def test_a_time_limit_that_signals_the_process_and_its_group_asks_once() -> None
     assert child.stdout == "ready\nsaved\n" and child.returncode == 124, "the code of timeout itself"
 
 
-def test_an_early_warning_beside_the_real_signal_ends_nothing() -> None:
+def test_an_early_warning_beside_the_real_signal_ends_nothing():
     for order in ((signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)):
         with StopRequest() as stop:
             for number in order:

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -10,9 +8,7 @@ from rlvlm.envs.deformables.straighten_rope import make_straighten_rope
 from rlvlm.envs.registry import make_env, task_goal
 
 
-def test_a_simulation_that_diverges_is_an_error_and_not_a_new_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulation_that_diverges_is_an_error_and_not_a_new_start(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log where it is
     env = make_straighten_rope(StepEnvConfig(), 0)
     state = env.get_state()
@@ -27,7 +23,7 @@ def test_a_simulation_that_diverges_is_an_error_and_not_a_new_start(
         env.step(np.full(8, np.nan, np.float32))
 
 
-def test_an_episode_ends_at_the_time_limit_without_being_over_and_odd_snapshots_are_refused() -> None:
+def test_an_episode_ends_at_the_time_limit_without_being_over_and_odd_snapshots_are_refused():
     env = make_straighten_rope(StepEnvConfig(episode_steps=2), 0)
     assert [env.step(np.zeros(8, np.float32))[2:4] for _ in range(2)] == [(False, False), (False, True)]
     with pytest.raises(ValueError, match=r"\[N, 123\]"):
@@ -35,7 +31,7 @@ def test_an_episode_ends_at_the_time_limit_without_being_over_and_odd_snapshots_
 
 
 @pytest.mark.parametrize("task", DEFORMABLE_GOALS)
-def test_envs_know_their_goal_and_snapshots_with_equal_keys_look_the_same_to_the_bit(task: str) -> None:
+def test_envs_know_their_goal_and_snapshots_with_equal_keys_look_the_same_to_the_bit(task):
     env = make_env(task, StepEnvConfig(), 0)
     assert env.goal == task_goal(task) == DEFORMABLE_GOALS[task][0]
     grain = 0.25e-3

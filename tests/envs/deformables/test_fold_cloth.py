@@ -31,11 +31,11 @@ def yellow_and_blue(image: Frames) -> tuple[float, float]:
 
 
 @pytest.fixture(scope="module")
-def env() -> SceneEnv:
+def env():
     return make()
 
 
-def test_the_flat_cloth_by_hand(env: SceneEnv) -> None:
+def test_the_flat_cloth_by_hand(env):
     obs, info = env.reset()
     points = obs[:108].reshape(6, 6, 3)
     np.testing.assert_allclose(points[0, 0], [-0.125, 0.125, 0.004], atol=1e-6)
@@ -44,7 +44,7 @@ def test_the_flat_cloth_by_hand(env: SceneEnv) -> None:
     assert info["progress"] == 0.0 and not info["success"]
 
 
-def test_corner_to_corner_lays_one_half_on_the_other(env: SceneEnv) -> None:
+def test_corner_to_corner_lays_one_half_on_the_other(env):
     obs, reward, terminated, truncated, info = fold(env, *CORNER_TO_CORNER)
     assert terminated and not truncated
     assert reward == pytest.approx(0.0, abs=1e-3) and info["success"] and info["progress"] > 0.99
@@ -53,7 +53,7 @@ def test_corner_to_corner_lays_one_half_on_the_other(env: SceneEnv) -> None:
     np.testing.assert_allclose(points[rows, columns, :2], points[5 - columns, 5 - rows, :2], atol=0.008)
 
 
-def test_the_nearer_to_the_corner_the_better(env: SceneEnv) -> None:
+def test_the_nearer_to_the_corner_the_better(env):
     rewards = [fold(env, reach, -reach)[1] for reach in (-0.05, 0.05, 0.1, 0.115)]
     assert rewards == sorted(rewards)
     assert -0.7 < rewards[0] < -0.5 and -0.12 < rewards[3] < -0.02
@@ -62,12 +62,12 @@ def test_the_nearer_to_the_corner_the_better(env: SceneEnv) -> None:
 
 
 @pytest.mark.slow
-def test_it_keeps_the_contract(env: SceneEnv) -> None:
+def test_it_keeps_the_contract(env):
     different = np.stack([fold(env, *target)[4]["snapshot"] for target in ((0.0, 0.0), (0.1, -0.1), (0.1, 0.0))])
     check_step_env(make(start="random"), make(start="random"), different)
 
 
-def test_a_turned_cloth_has_its_goal_turned_with_it() -> None:
+def test_a_turned_cloth_has_its_goal_turned_with_it():
     env = make(start="random")
     corners = []
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_a_turned_cloth_has_its_goal_turned_with_it() -> None:
 
 
 @pytest.mark.parametrize("size_px", [64, 300])
-def test_a_fold_shows_the_back_above_the_front(env: SceneEnv, size_px: int) -> None:
+def test_a_fold_shows_the_back_above_the_front(env, size_px):
     flat = env.reset()[1]["snapshot"]
     half, whole = (fold(env, x, -x)[4]["snapshot"] for x in (0.05, 0.125))
     shares = [yellow_and_blue(image) for image in env.draw(np.stack([flat, half, whole]), size_px)]

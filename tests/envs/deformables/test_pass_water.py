@@ -30,7 +30,7 @@ def set_scene(env: SceneEnv, cup_x: float, num_spilled: int = 0) -> None:
     env.set_state(state)
 
 
-def test_reward_and_progress_by_hand() -> None:
+def test_reward_and_progress_by_hand():
     env = make()
     set_scene(env, cup_x=0.9, num_spilled=16)
     obs, reward, _, _, info = env.step(np.zeros(1, np.float32))
@@ -45,7 +45,7 @@ def test_reward_and_progress_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_keeps_the_contract(start: str) -> None:
+def test_it_keeps_the_contract(start):
     env, different = make(start=start, episode_steps=20), []
     for cup_x, num_spilled in ((0.0, 0), (0.6, 0), (1.2, 0), (0.0, 5)):
         set_scene(env, cup_x, num_spilled)
@@ -54,7 +54,7 @@ def test_it_keeps_the_contract(start: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:
+def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new():
     known = np.array([np.random.default_rng(seed).uniform(-0.1, 0.1) for seed in range(1_000)])
     for start, is_known in (("fixed", True), ("random", False)):
         env = make(start=start)
@@ -62,7 +62,7 @@ def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:
         assert (np.abs(known - cups[:, None]).min(axis=1) < 2e-6).all() == is_known  # it is held while the water calms
 
 
-def test_the_calm_cup_is_full_and_has_spilled_nothing() -> None:
+def test_the_calm_cup_is_full_and_has_spilled_nothing():
     env = make(start="random")
     for _ in range(3):
         obs, info = env.reset()
@@ -71,7 +71,7 @@ def test_the_calm_cup_is_full_and_has_spilled_nothing() -> None:
         assert np.abs(env.get_state()["physics"][1 + 193 + 1 : 1 + 2 * 193]).max() < 0.5
 
 
-def test_carefully_driven_it_succeeds_and_in_haste_it_spills() -> None:
+def test_carefully_driven_it_succeeds_and_in_haste_it_spills():
     env, careful = make(), 0.0
     obs, info = env.reset()
     for _ in range(75):
@@ -87,7 +87,7 @@ def test_carefully_driven_it_succeeds_and_in_haste_it_spills() -> None:
     assert obs[6] > 0.1 and not info["success"]
 
 
-def test_the_disc_is_where_the_paper_paints_it_and_never_covered() -> None:
+def test_the_disc_is_where_the_paper_paints_it_and_never_covered():
     env = make()
     for cup_x in (0.0, 1.2):
         set_scene(env, cup_x)
@@ -97,7 +97,7 @@ def test_the_disc_is_where_the_paper_paints_it_and_never_covered() -> None:
         assert np.ptp(columns) + 1 == pytest.approx(40, abs=4)
 
 
-def test_water_is_blue_and_moves_through_the_image_at_64_pixels() -> None:
+def test_water_is_blue_and_moves_through_the_image_at_64_pixels():
     env, middles = make(), []
     for cup_x in (0.0, 0.6, 1.2):
         set_scene(env, cup_x)

@@ -33,7 +33,7 @@ def pull(env: SceneEnv, obs: FloatArray) -> tuple[list[float], dict[str, Any]]:
     return rewards, info
 
 
-def test_a_straight_rope_by_hand() -> None:
+def test_a_straight_rope_by_hand():
     env = make()
     state = env.get_state()
     state["physics"][1:124] = laid_straight(0.0)  # the first number is the time
@@ -48,12 +48,12 @@ def test_a_straight_rope_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_keeps_the_contract(start: str) -> None:
+def test_it_keeps_the_contract(start):
     different = np.stack([laid_straight(angle) for angle in (0.0, 0.5, 1.0)]).astype(np.float32)
     check_step_env(make(start=start), make(start=start), different)
 
 
-def test_pulling_the_ends_apart_straightens_it_and_the_reward_is_capped() -> None:
+def test_pulling_the_ends_apart_straightens_it_and_the_reward_is_capped():
     for seed in range(3):
         env = make(seed)
         obs, info = env.reset()
@@ -63,7 +63,7 @@ def test_pulling_the_ends_apart_straightens_it_and_the_reward_is_capped() -> Non
         assert max(rewards) <= 0.55 and sum(rewards) > 17
 
 
-def test_a_move_out_of_the_window_is_not_made() -> None:
+def test_a_move_out_of_the_window_is_not_made():
     env = make()
     before, _ = env.reset()
     for _ in range(20):
@@ -72,7 +72,7 @@ def test_a_move_out_of_the_window_is_not_made() -> None:
     np.testing.assert_allclose(obs[33:36], before[33:36], atol=1e-3)  # downwards into the table
 
 
-def test_the_flags_change_nothing() -> None:
+def test_the_flags_change_nothing():
     one, other = make(), make()
     for _ in range(3):
         np.testing.assert_array_equal(
@@ -82,7 +82,7 @@ def test_the_flags_change_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:
+def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new():
     known = {draw_curve(np.random.default_rng(seed)).astype(np.float32).tobytes() for seed in range(1_000)}
     for start, is_known in (("fixed", True), ("random", False)):
         env = make(start=start)
@@ -91,7 +91,7 @@ def test_a_fixed_start_is_one_of_a_thousand_and_a_random_one_is_new() -> None:
             assert (curve.tobytes() in known) is is_known
 
 
-def test_the_rope_is_blue_and_visible_at_64_pixels() -> None:
+def test_the_rope_is_blue_and_visible_at_64_pixels():
     image = make().draw(laid_straight(0.0)[None].astype(np.float32), 64)[0].astype(int)
     rows, columns = np.nonzero(image[..., 2] > image[..., 0] + 60)
     assert 30 <= rows.min() and rows.max() <= 33  # in the middle of the image

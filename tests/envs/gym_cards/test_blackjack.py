@@ -21,7 +21,7 @@ def dealt(dealer: np.ndarray, player: np.ndarray) -> Blackjack:
     return env
 
 
-def test_hands_worked_by_hand() -> None:
+def test_hands_worked_by_hand():
     totals = {(1, 13): (21, True), (1, 1, 9): (21, True), (1, 12, 5): (16, False), (9, 7): (16, False)}
     assert {ranks: total(cards(*ranks)) for ranks in totals} == totals
     for dealers, own, reward in (((13, 7), (10, 8), 1.0), ((1, 6), (9, 8), 0.0), ((12, 9), (9, 9), -1.0)):
@@ -31,7 +31,7 @@ def test_hands_worked_by_hand() -> None:
     assert (earned, terminated) == (-1.0, True), "21 and a card is too much, or 20 and an ace not, but here it is 30"
 
 
-def test_a_hit_that_is_survived_earns_nothing_and_an_unreadable_reply_costs_a_tenth() -> None:
+def test_a_hit_that_is_survived_earns_nothing_and_an_unreadable_reply_costs_a_tenth():
     env = dealt(cards(2, 3), cards(2, 3))
     turn, earned, terminated, _, _ = env.step(HIT)
     assert earned == 0.0 and not terminated and (turn.snapshot[2:8:2] > 0).all()
@@ -53,13 +53,13 @@ def win_rate(choose, hands: int) -> float:
 
 
 @pytest.mark.slow
-def test_win_rates_are_those_of_the_reference() -> None:
+def test_win_rates_are_those_of_the_reference():
     """Simulated there: basic strategy 0.429, always stand 0.381. The standard error here is 0.007 and 0.011."""
     assert win_rate(lambda env: env.expert_action(), 5_000) == pytest.approx(0.429, abs=0.021)
     assert win_rate(lambda env: 0, 2_000) == pytest.approx(0.381, abs=0.033)
 
 
-def test_the_cards_lie_where_the_reference_draws_them() -> None:
+def test_the_cards_lie_where_the_reference_draws_them():
     env = make_env("blackjack", CardsConfig(), 0)
     snapshot = np.zeros((1, 44), np.float32)
     snapshot[0, :6] = [5, 0, 7, 1, 12, 3]
@@ -71,7 +71,7 @@ def test_the_cards_lie_where_the_reference_draws_them() -> None:
             assert is_card[y : y + 98, x + 35].all() and not is_card[y - 1, x + 35]
 
 
-def test_the_fifth_card_shows() -> None:
+def test_the_fifth_card_shows():
     """The reference draws it outside the image."""
     hands = np.zeros((2, 44), np.float32)
     hands[:, :14] = [5, 0, 2, 0, 2, 1, 2, 2, 2, 3, 3, 0, 0, 0]
@@ -82,7 +82,7 @@ def test_the_fifth_card_shows() -> None:
 
 
 @pytest.mark.parametrize("name", ["NumberLine", "Blackjack", "EZPoints", "Points24"])
-def test_gymnasium_knows_the_games_by_the_references_ids_and_by_ours(name: str) -> None:
+def test_gymnasium_knows_the_games_by_the_references_ids_and_by_ours(name):
     from gymnasium.utils.env_checker import check_env
 
     env = gym.make(f"rlvlm.envs.gym_cards.card_images:rlvlm/{name}-v0", render_mode="rgb_array")
@@ -97,7 +97,7 @@ def test_gymnasium_knows_the_games_by_the_references_ids_and_by_ours(name: str) 
     assert env.action_space.n == len(env.unwrapped.action_names)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_infos_have_the_references_keys() -> None:
+def test_infos_have_the_references_keys():
     """As its envs give them: NumberLine's two numbers, cards as (value, face, suit), names such as HK and ST."""
     envs = {name: gym.make(f"rlvlm.envs.gym_cards.card_images:rlvlm/{name}-v0").unwrapped for name in KEYS}
     infos: dict[str, Any] = {name: env.reset(seed=3)[1] for name, env in envs.items()}

@@ -14,7 +14,7 @@ def at(current: int, target: int, **fields) -> NumberLine:
     return env
 
 
-def test_a_game_worked_by_hand() -> None:
+def test_a_game_worked_by_hand():
     """From 1 to 3: a wrong move costs 1, a nearer one nothing, and the last one earns 1."""
     env = at(1, 3)
     outcomes = [env.step(text) for text in (MINUS, PLUS, PLUS, PLUS)]
@@ -24,7 +24,7 @@ def test_a_game_worked_by_hand() -> None:
     assert outcomes[-1][4]["success"] and outcomes[-1][0].snapshot.tolist() == [3.0, 3.0]
 
 
-def test_a_move_against_the_end_and_an_unreadable_reply_cost_one_and_ten_turns_are_all() -> None:
+def test_a_move_against_the_end_and_an_unreadable_reply_cost_one_and_ten_turns_are_all():
     env = at(0, 1)
     assert env.step(MINUS)[1] == -1.0 and env.snapshot().tolist() == [0.0, 1.0]
     *rest, (_, reward, terminated, truncated, info) = [env.step("no idea") for _ in range(9)]
@@ -32,7 +32,7 @@ def test_a_move_against_the_end_and_an_unreadable_reply_cost_one_and_ten_turns_a
     assert not any(outcome[3] for outcome in rest)
 
 
-def test_the_expert_never_wastes_a_move() -> None:
+def test_the_expert_never_wastes_a_move():
     env = make_env("number_line", CardsConfig(), 0)
     for seed in range(100):
         env.reset(seed=seed)
@@ -44,7 +44,7 @@ def test_the_expert_never_wastes_a_move() -> None:
         assert total == 1.0 and turns == distance
 
 
-def test_the_numbers_stand_where_the_reference_writes_them() -> None:
+def test_the_numbers_stand_where_the_reference_writes_them():
     env = make_env("number_line", CardsConfig(), 0)
     frames = env.draw(np.array([[0, 0], [5, 0], [0, 5]], np.float32))
     changed = [np.argwhere((frames[0] != frame).any(-1)) for frame in frames[1:]]
@@ -53,7 +53,7 @@ def test_the_numbers_stand_where_the_reference_writes_them() -> None:
     assert (frames[:, :60] == 255).all() and (frames[:, :, :30] == 255).all()
 
 
-def test_legacy_rules_answer_an_unreadable_reply_with_a_random_action() -> None:
+def test_legacy_rules_answer_an_unreadable_reply_with_a_random_action():
     moves = set()
     for seed in range(20):
         env = at(2, 5, rules="legacy")

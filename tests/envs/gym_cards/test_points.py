@@ -21,7 +21,7 @@ def write(env: PointsGame, symbols: str) -> list[float]:
     return [env.step(env.action_text(env.action_names.index(symbol)))[1] for symbol in symbols.split()]
 
 
-def test_a_game_worked_by_hand() -> None:
+def test_a_game_worked_by_hand():
     env = dealt("ez_points", [3, 9])
     assert write(env, "3 + 9") == [0.0, 0.0, 0.0]
     assert "The formula so far: 3 + 9." in env.prompt()
@@ -30,7 +30,7 @@ def test_a_game_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("symbols", ["( " * 20, "( ( ( 10 - ( ( 1 * ( 8 - ( 7", "10 - ( ( ( ( ( 1 / ( ( 8"])
-def test_no_turn_takes_ten_milliseconds_whatever_is_written(symbols: str) -> None:
+def test_no_turn_takes_ten_milliseconds_whatever_is_written(symbols):
     env = dealt("points24", [10, 1, 8, 7])
     gc.disable()  # a collection of all that other tests left behind takes longer than a turn may
     try:
@@ -42,14 +42,14 @@ def test_no_turn_takes_ten_milliseconds_whatever_is_written(symbols: str) -> Non
         gc.enable()
 
 
-def test_faces_count_ten_and_a_number_that_is_not_there_costs_one_and_leaves_a_blank() -> None:
+def test_faces_count_ten_and_a_number_that_is_not_there_costs_one_and_leaves_a_blank():
     env = dealt("ez_points", [13, 2])
     assert write(env, "9 10 10 + 2 =") == [-1.0, 0.0, -1.0, 0.0, 0.0, 10.0]
     assert env.formula_text() == "  10   + 2"
     assert env.snapshot()[4:].tolist() == [1, 11, 1, 12, 3, 0]
 
 
-def test_too_long_a_formula_is_cut_at_the_seventh_turn_whatever_is_written() -> None:
+def test_too_long_a_formula_is_cut_at_the_seventh_turn_whatever_is_written():
     for text in ('{"action": "+"}', "no idea"):
         env = dealt("ez_points", [3, 9])
         outcomes = [env.step(text) for _ in range(7)]
@@ -57,7 +57,7 @@ def test_too_long_a_formula_is_cut_at_the_seventh_turn_whatever_is_written() -> 
         assert outcomes[-1][1] == -1.0 and not any(outcome[2] for outcome in outcomes)
 
 
-def test_four_cards_need_all_four_numbers() -> None:
+def test_four_cards_need_all_four_numbers():
     assert write(dealt("points24", [4, 6, 1, 1]), "4 * 6 =")[-1] == -1.0
     assert write(dealt("points24", [3, 8, 8, 3]), "8 / ( 3 - 8 / 3 ) =")[-1] == 10.0
     assert write(dealt("points24", [4, 6, 1, 1]), "4 * 6 * 1 * 1 =")[-1] == 10.0
@@ -66,7 +66,7 @@ def test_four_cards_need_all_four_numbers() -> None:
 @pytest.mark.parametrize(
     ("ranks", "symbols"), [([2, 4, 1, 1], "2 4 * 1 * 1 ="), ([2, 3, 3, 1], "2 * * 3 * 3 * 1 ="), ([2, 2, 2, 6], "")]
 )
-def test_loopholes_are_closed_and_given_back_by_legacy_rules(ranks: list[int], symbols: str) -> None:
+def test_loopholes_are_closed_and_given_back_by_legacy_rules(ranks, symbols):
     if symbols:
         assert write(dealt("points24", ranks), symbols)[-1] == -1.0
         assert write(dealt("points24", ranks, rules="legacy"), symbols)[-1] == 10.0
@@ -84,7 +84,7 @@ def play(env: PointsGame, seed: int) -> float:
 
 
 @pytest.mark.slow
-def test_the_expert_wins_every_winnable_hand() -> None:
+def test_the_expert_wins_every_winnable_hand():
     assert {play(make_env("ez_points", CardsConfig(), 0), seed) for seed in range(100)} == {10.0}
     env = make_env("points24", CardsConfig(), 0)
     share = np.mean([play(env, seed) == 10.0 for seed in range(300)])
@@ -93,7 +93,7 @@ def test_the_expert_wins_every_winnable_hand() -> None:
     assert {play(env, seed) for seed in range(50)} == {10.0}
 
 
-def test_deals_are_those_of_the_reference() -> None:
+def test_deals_are_those_of_the_reference():
     env, sums, firsts = make_env("ez_points", CardsConfig(), 0), 0, np.zeros(14)
     for _ in range(2_000):
         env.reset()
@@ -105,7 +105,7 @@ def test_deals_are_those_of_the_reference() -> None:
     assert firsts[1] == 0 and firsts[2:].min() > 50
 
 
-def test_a_thought_tells_cards_formula_and_plan() -> None:
+def test_a_thought_tells_cards_formula_and_plan():
     env = dealt("ez_points", [12, 2])
     write(env, "10 +")
     content = json.loads(f"{{{env.expert_thought()}}}")
@@ -113,7 +113,7 @@ def test_a_thought_tells_cards_formula_and_plan() -> None:
     assert content["thoughts"] == "10 + 2 makes 12, so I append 2 next."
 
 
-def test_the_expert_keeps_to_the_search_that_he_tells_of() -> None:
+def test_the_expert_keeps_to_the_search_that_he_tells_of():
     env = dealt("points24", [4, 10, 4, 2])
     searched = "A 4-2=2 4 10, 2: 14 6 40, 4: 12 8 20, 10*2=20, 20+4=24. 10 * 2 + 4. "
     for symbol in "10 * ( 4 - 2 ) + 4".split():
@@ -129,7 +129,7 @@ def test_the_expert_keeps_to_the_search_that_he_tells_of() -> None:
     )
 
 
-def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
+def test_cards_and_formula_are_where_the_reference_draws_them():
     for task, xs, size, line in (
         ("ez_points", [5, 153], (135, 189), 258),
         ("points24", [5, 78, 152, 226], (67, 93), 240),
@@ -150,7 +150,7 @@ def test_cards_and_formula_are_where_the_reference_draws_them() -> None:
         assert line <= changed[:, 0].min() < line + 24 and changed[:, 1].min() >= 10
 
 
-def test_a_long_formula_stays_in_the_image() -> None:
+def test_a_long_formula_stays_in_the_image():
     env = make_env("points24", CardsConfig(), 0)
     snapshot = env.snapshot()
     snapshot[8:] = 11

@@ -12,14 +12,14 @@ from rlvlm.envs.gym_cards.search import search
 STEP = re.compile(r"([A-Za-z]) (\d+)([-+*/])(\d+)=(\S+)")
 
 
-def test_a_search_reads_as_it_was_done() -> None:
+def test_a_search_reads_as_it_was_done():
     found = search((4, 10, 4, 2))
     assert found.steps == ("A 4-2=2 4 10, 2: 14 6 40, 4: 12 8 20, 10*2=20, 20+4=24",)
     assert found.draft == ("10", "*", "2", "+", "4")
     assert found.formula == ("10", "*", "(", "4", "-", "2", ")", "+", "4")
 
 
-def test_fractions_are_left_for_a_second_round_and_written_as_such() -> None:
+def test_fractions_are_left_for_a_second_round_and_written_as_such():
     found = search((8, 3, 8, 3))
     assert found.steps[-1] == "I 8/3=8/3 8 3, 8/3: 11 5 24, 8: 17/3 1/3, 3-(8/3)=1/3, 8/(1/3)=24"
     assert not any("/3=8/3" in step for step in found.steps[:-1])
@@ -28,7 +28,7 @@ def test_fractions_are_left_for_a_second_round_and_written_as_such() -> None:
 
 
 @pytest.mark.slow
-def test_whatever_the_hand_a_search_is_short_true_and_ends_in_a_formula_where_there_is_one() -> None:
+def test_whatever_the_hand_a_search_is_short_true_and_ends_in_a_formula_where_there_is_one():
     drafted = 0
     for hand in list(product(range(1, 11), repeat=4))[::42]:
         found = search(hand)

@@ -23,12 +23,12 @@ def make(**changes: object) -> LiberoSuite:
 
 
 @pytest.fixture(scope="module")
-def suite() -> LiberoSuite:
+def suite():
     """Holds the scenes, which all envs of this module share."""
     return make()
 
 
-def test_consecutive_states_go_through_all_tasks(suite: LiberoSuite) -> None:
+def test_consecutive_states_go_through_all_tasks(suite):
     assert find_task("libero_object").kind == "chunks"
     for first in (0, FIRST_HELD_OUT_STATE):
         places = [suite.place_of(first + number) for number in range(25)]
@@ -36,7 +36,7 @@ def test_consecutive_states_go_through_all_tasks(suite: LiberoSuite) -> None:
         assert [own - first for _, own in places] == [0] * 10 + [1] * 10 + [2] * 5
 
 
-def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
+def test_an_episode_is_that_of_its_task(suite):
     obs, info = suite.reset(options={"state_id": 17})
     alone = suite.member(7)
     assert (info["state_id"], obs.texts[0]) == (17, task_goal("libero_object/7"))
@@ -52,7 +52,7 @@ def test_an_episode_is_that_of_its_task(suite: LiberoSuite) -> None:
     assert np.array_equal(suite.draw(both, 32)[0], alone.draw(one.snapshots, 32)[0])
 
 
-def test_unplayed_scenes_belong_to_the_tasks_of_their_starts(suite: LiberoSuite) -> None:
+def test_unplayed_scenes_belong_to_the_tasks_of_their_starts(suite):
     starts = np.concatenate([suite.reset(options={"state_id": number})[0].snapshots for number in (17, 8)])
     scenes = suite.augment_scenes(starts, starts, np.random.default_rng(0))
     assert scenes[:, 0].tolist() == [7, 8]
@@ -64,11 +64,11 @@ def test_unplayed_scenes_belong_to_the_tasks_of_their_starts(suite: LiberoSuite)
     )
 
 
-def test_keeps_the_contract(suite: LiberoSuite) -> None:
+def test_keeps_the_contract(suite):
     check_chunk_env(make(), make(), num_chunks=2)
 
 
-def test_an_episode_survives_that_others_need_its_place(suite: LiberoSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_survives_that_others_need_its_place(suite, monkeypatch):
     monkeypatch.setattr(module, "_KEPT", 2)
     few = make()
     few.reset(options={"state_id": 17})
@@ -83,7 +83,7 @@ def test_an_episode_survives_that_others_need_its_place(suite: LiberoSuite, monk
     assert np.array_equal(few.step(chunk)[0].snapshots, suite.step(chunk)[0].snapshots)
 
 
-def test_a_thread_that_begins_a_task_leaves_the_one_that_plays_it_alone(suite: LiberoSuite) -> None:
+def test_a_thread_that_begins_a_task_leaves_the_one_that_plays_it_alone(suite):
     chunks = np.random.default_rng(0).uniform(-1, 1, (4, suite.chunk_steps, 7)).astype(np.float32)
 
     def played() -> list[np.ndarray]:
@@ -98,9 +98,7 @@ def test_a_thread_that_begins_a_task_leaves_the_one_that_plays_it_alone(suite: L
     assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-def test_no_more_tasks_stay_compiled_than_there_is_room_for(
-    suite: LiberoSuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_tasks_stay_compiled_than_there_is_room_for(suite, monkeypatch):
     whole = make()
     ids = FIRST_HELD_OUT_STATE + np.array([9, 7, 19, 8, 9])
 

@@ -1,6 +1,5 @@
 """MetaWorld's tasks: the reference method's three scenes by hand and by eye, and every stock task by its name."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,19 +30,19 @@ def make(task: str = "drawer_open", seed: int = 0, **fields: Any) -> MetaWorldEn
 
 
 @pytest.fixture(scope="module")
-def env() -> MetaWorldEnv:
+def env():
     """One env for all tests that only draw, because opening a renderer takes half a second."""
     return make()
 
 
 @pytest.fixture(scope="module")
-def soccer() -> MetaWorldEnv:
+def soccer():
     """Likewise; who plays it begins with a reset."""
     return make("soccer")
 
 
 @pytest.fixture(scope="module")
-def sweep_into() -> MetaWorldEnv:
+def sweep_into():
     """Likewise."""
     return make("sweep_into")
 
@@ -60,7 +59,7 @@ def drawn_out(env: MetaWorldEnv, *extensions: float) -> FloatArray:
     return with_values(env, DRAWER_JOINT, *(-extension for extension in extensions))
 
 
-def test_the_drawers_start_by_hand() -> None:
+def test_the_drawers_start_by_hand():
     obs, info = make().reset()
     # the drawer stands at (0, 0.9, 0); its handle is 0.17 in front and 0.09 above
     np.testing.assert_allclose(obs[4:7], [0.0, 0.73, 0.09], atol=1e-3)
@@ -72,7 +71,7 @@ def test_the_drawers_start_by_hand() -> None:
     assert info["progress"] < 1e-3 and not info["success"]
 
 
-def test_the_other_starts_by_hand(soccer: MetaWorldEnv, sweep_into: MetaWorldEnv) -> None:
+def test_the_other_starts_by_hand(soccer, sweep_into):
     obs, info = soccer.reset()
     np.testing.assert_allclose(obs[:3], [0.0, 0.56, 0.05], atol=0.03)
     np.testing.assert_allclose(obs[4:7], [0.0, 0.65, 0.03], atol=1e-3)
@@ -110,9 +109,7 @@ def anything(env: MetaWorldEnv) -> FloatArray:
         ("metaworld/bin-picking-v3", anything, {"start": "random"}),  # it notes its first step
     ],
 )  # fmt: skip
-def test_they_keep_the_contract(
-    task: str, different: Callable[[MetaWorldEnv], FloatArray], fields: dict[str, Any]
-) -> None:
+def test_they_keep_the_contract(task, different, fields):
     env, twin = (make(task, episode_steps=25, **fields) for _ in range(2))
     check_step_env(env, twin, different(env))
 
@@ -130,7 +127,7 @@ def actions(num_steps: int, seed: int = 0) -> FloatArray:
           for name in ("door-open", "stick-push", "bin-picking")),
     ],
 )  # fmt: skip
-def test_physics_and_reward_are_the_stock_ones(task: str, start: str, steps: int) -> None:
+def test_physics_and_reward_are_the_stock_ones(task, start, steps):
     """Observations, rewards and success of an episode agree to the bit with those of a stock env of the same start."""
     env = make(task, start=start, seed=3)
     env.reset()
@@ -155,7 +152,7 @@ def test_physics_and_reward_are_the_stock_ones(task: str, start: str, steps: int
 
 @pytest.mark.filterwarnings("ignore:Constant")
 @pytest.mark.parametrize(("start", "steps"), [("fixed", 60), ("random", 120)])
-def test_the_scripted_policy_opens_the_drawer(start: str, steps: int) -> None:
+def test_the_scripted_policy_opens_the_drawer(start, steps):
     env = make(start=start)
     policy = SawyerDrawerOpenV3Policy()
     obs, info = env.reset()
@@ -173,7 +170,7 @@ def test_the_scripted_policy_opens_the_drawer(start: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("task", ["soccer", "sweep_into"])
-def test_progress_rises_to_success_under_metaworlds_own_script(task: str, request: pytest.FixtureRequest) -> None:
+def test_progress_rises_to_success_under_metaworlds_own_script(task, request):
     env = request.getfixturevalue(task)
     obs, info = env.reset()
     infos = [info]
@@ -187,7 +184,7 @@ def test_progress_rises_to_success_under_metaworlds_own_script(task: str, reques
     assert 0.6 < progress[-1] < 0.9 and progress[-2] < 0.8
 
 
-def test_random_starts_cover_the_stock_range() -> None:
+def test_random_starts_cover_the_stock_range():
     env = make(start="random")
     xs = np.array([env.reset()[1]["snapshot"][DRAWER_X] for _ in range(30)])
     assert (np.abs(xs) <= 0.1).all()
@@ -201,7 +198,7 @@ def test_random_starts_cover_the_stock_range() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["drawer_open", "soccer", "sweep_into"])
-def test_near_starts_vary_as_random_ones_and_the_hand_is_where_the_paper_has_it(task: str) -> None:
+def test_near_starts_vary_as_random_ones_and_the_hand_is_where_the_paper_has_it(task):
     fixed, near = make(task, start="fixed").reset()[0], make(task, start="near")
     starts = np.stack([near.reset()[0] for _ in range(12)])
     assert np.ptp(starts[:, 4]) > 0.08  # metres, of the object along the table
@@ -210,7 +207,7 @@ def test_near_starts_vary_as_random_ones_and_the_hand_is_where_the_paper_has_it(
     np.testing.assert_allclose(starts[:, 4:6], np.stack([same.reset()[0][4:6] for _ in range(12)]), atol=1e-3)
 
 
-def test_the_time_limit_is_ours_and_may_exceed_the_stock_500() -> None:
+def test_the_time_limit_is_ours_and_may_exceed_the_stock_500():
     env = make(episode_steps=501)
     ends = [env.step(action)[2:4] for action in actions(501)]
     assert ends == [(False, False)] * 500 + [(False, True)]
@@ -218,21 +215,21 @@ def test_the_time_limit_is_ours_and_may_exceed_the_stock_500() -> None:
         env.step(np.array([0.0, np.nan, 0.0, 0.0], np.float32))
 
 
-def test_every_stock_task_has_a_goal_in_words() -> None:
+def test_every_stock_task_has_a_goal_in_words():
     assert STOCK_GOALS.keys() == ALL_V3_ENVIRONMENTS.keys()
     assert task_goal("metaworld/door-open-v3") == "open the door"
     assert find_task("metaworld/door-open-v3").goal_state == "the door is open"
 
 
 @pytest.mark.slow
-def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run() -> None:
+def test_the_fixed_start_is_one_of_the_stock_ones_and_the_same_in_every_run():
     starts = [make("metaworld/box-close-v3", seed=seed).snapshot() for seed in (0, 1)]
     np.testing.assert_array_equal(*starts)
     random = [make("metaworld/box-close-v3", seed=seed, start="random").snapshot() for seed in (0, 1)]
     assert not np.array_equal(*random)
 
 
-def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode() -> None:
+def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode():
     # bin-picking notes the first step's distance in what is None at a start
     env, other = (make("metaworld/bin-picking-v3", start="random", seed=seed) for seed in (0, 1))
     env.reset()
@@ -247,7 +244,7 @@ def test_a_state_at_the_start_is_restored_in_the_middle_of_an_episode() -> None:
         assert other_reward == reward
 
 
-def test_progress_without_a_measured_distance_follows_the_door() -> None:
+def test_progress_without_a_measured_distance_follows_the_door():
     env = make("metaworld/door-open-v3")
     assert env.reset()[1]["progress"] == 0.0
     progress = []
@@ -257,7 +254,7 @@ def test_progress_without_a_measured_distance_follows_the_door() -> None:
     assert progress == sorted(progress) and progress[-1] > 0.8
 
 
-def test_the_drawer_is_well_visible_at_64_pixels(env: MetaWorldEnv) -> None:
+def test_the_drawer_is_well_visible_at_64_pixels(env):
     closed, half, opened = env.draw(drawn_out(env, 0.0, 0.08, 0.16), 64).astype(int)
     is_green = closed[..., 1] > closed[..., 0] + 30
     assert 0.1 < is_green.mean() < 0.5
@@ -270,7 +267,7 @@ def test_the_drawer_is_well_visible_at_64_pixels(env: MetaWorldEnv) -> None:
     assert to_the_right > columns.max() + 5  # not mirrored: the drawer opens to the right
 
 
-def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(env: MetaWorldEnv) -> None:
+def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(env):
     visible = make(robot="visible")
     moved = np.repeat(env.snapshot()[None], 2, axis=0)
     moved[1, :9] += 0.1
@@ -283,7 +280,7 @@ def test_a_hidden_robot_changes_neither_image_nor_key_and_a_visible_one_both(env
     assert (env.draw(moved[:1], 64) != visible.draw(moved[:1], 64)).mean() > 0.01
 
 
-def test_bodies_that_a_reset_moves_are_drawn_where_the_snapshot_says(env: MetaWorldEnv, soccer: MetaWorldEnv) -> None:
+def test_bodies_that_a_reset_moves_are_drawn_where_the_snapshot_says(env, soccer):
     snapshots = drawn_out(env, 0.0, 0.0)
     snapshots[1, DRAWER_X] = 0.1
     left, right = (centre(image, image[..., 1] > image[..., 0] + 30) for image in env.draw(snapshots, 64).astype(int))
@@ -300,7 +297,7 @@ def centre(image: FloatArray, is_it: FloatArray) -> FloatArray:
     return np.array([places.mean() for places in np.nonzero(is_it)]) / len(image)
 
 
-def test_the_ball_is_well_visible_and_the_image_upright(soccer: MetaWorldEnv) -> None:
+def test_the_ball_is_well_visible_and_the_image_upright(soccer):
     soccer.reset()
     snapshots = with_values(soccer, OBJECT_XY, (0.0, 0.65), (0.0, 0.75), (0.1, 0.65), (5.0, 5.0))
     near, far, right, empty = soccer.draw(snapshots, 64).astype(int)
@@ -313,7 +310,7 @@ def test_the_ball_is_well_visible_and_the_image_upright(soccer: MetaWorldEnv) ->
     assert places[2][0] > places[0][0]  # nearer to the camera is lower: not upside down
 
 
-def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole(sweep_into: MetaWorldEnv) -> None:
+def test_the_cube_is_flat_green_and_moves_down_the_image_to_the_hole(sweep_into):
     sweep_into.reset()
     snapshots = with_values(sweep_into, OBJECT_XY, (0.0, 0.65), (0.0, 0.84), (0.1, 0.65))
     start, inside, right = sweep_into.draw(snapshots, 64).astype(int)

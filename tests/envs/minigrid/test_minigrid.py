@@ -23,7 +23,7 @@ def made(task: str, seed: int = 0, **fields) -> MiniGridTurnEnv:
     return make_env(task, MiniGridConfig(**({"episode_steps": task_env(task).episode_steps} | fields)), seed)
 
 
-def test_an_empty_room_worked_by_hand() -> None:
+def test_an_empty_room_worked_by_hand():
     """Six by six cells: the agent starts at 1,1 facing right, the goal is at 4,4: three steps, a turn, three steps."""
     env = made("minigrid/MiniGrid-Empty-6x6-v0")
     assert env.snapshot()[-3:].tolist() == [1, 1, 0] and env.image_px == (192, 192)
@@ -38,15 +38,14 @@ def test_an_empty_room_worked_by_hand() -> None:
     assert astray == pytest.approx([1 / 7, 2 / 7, 1 / 7, 2 / 7, 1 / 7])
 
 
-def test_the_action_follows_from_the_thought_alone() -> None:
+def test_the_action_follows_from_the_thought_alone():
     """It turns until it faces the next cell, and acts on the target once that is the next cell."""
     env, sides = made("doorkey_6x6"), ["right", "down", "left", "up"]
     for seed in range(20):
         env.reset(seed=seed)
         while not env.is_success():
             words = re.search(
-                r"I stand at (.*) and face (.*)\. Next is the (.*) at (.*)\. I go (.*) to (.*)\.",
-                env.expert_thought(),
+                r"I stand at (.*) and face (.*)\. Next is the (.*) at (.*)\. I go (.*) to (.*)\.", env.expert_thought()
             )
             assert words is not None
             cell, facing, thing, target, side, next_cell = words.groups()
@@ -66,7 +65,7 @@ def test_the_action_follows_from_the_thought_alone() -> None:
         ("minigrid/MiniGrid-Dynamic-Obstacles-6x6-v0", "legacy"),
     ],
 )
-def test_they_keep_the_contract(task: str, rules: str) -> None:
+def test_they_keep_the_contract(task, rules):
     assert find_task(task).kind == "turns"
     check_turn_env(made(task, rules=rules), made(task, rules=rules))
 
@@ -76,7 +75,7 @@ def test_they_keep_the_contract(task: str, rules: str) -> None:
     "task",
     ["doorkey_6x6", "four_rooms", "multi_room", "minigrid/MiniGrid-ObstructedMaze-1Dlhb-v0", "unlock", "lava_gap"],
 )
-def test_images_are_minigrids_own_in_true_colours(task: str) -> None:
+def test_images_are_minigrids_own_in_true_colours(task):
     env, rng = made(task), np.random.default_rng(0)
     snapshots, frames = [], []
     for _ in range(40):
@@ -90,7 +89,7 @@ def test_images_are_minigrids_own_in_true_colours(task: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", SHORT_NAMES)
-def test_the_expert_always_succeeds_and_progress_never_falls(task: str) -> None:
+def test_the_expert_always_succeeds_and_progress_never_falls(task):
     env = made(task)
     for seed in range(30):
         env.reset(seed=seed)
@@ -121,7 +120,7 @@ def shortest(env) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["doorkey_5x5", "lava_gap"])
-def test_the_way_is_a_shortest_one(task: str) -> None:
+def test_the_way_is_a_shortest_one(task):
     env = made(task)
     for seed in (2, 3):
         env.reset(seed=seed)
@@ -132,7 +131,7 @@ def test_the_way_is_a_shortest_one(task: str) -> None:
         assert length == shortest(inner)
 
 
-def test_a_key_is_put_down_before_the_ball_is_picked_up() -> None:
+def test_a_key_is_put_down_before_the_ball_is_picked_up():
     """Worked by hand: a corridor with a locked door, the key behind the agent, the ball behind the door."""
     env = made("minigrid/MiniGrid-UnlockPickup-v0")
     inner = env.inner
@@ -166,7 +165,7 @@ def test_a_key_is_put_down_before_the_ball_is_picked_up() -> None:
         *("BabyAI-UnblockPickup-v0", "BabyAI-BossLevel-v0"),
     ],
 )
-def test_missions_of_several_steps_are_played_to_their_end(name: str) -> None:
+def test_missions_of_several_steps_are_played_to_their_end(name):
     env = made(f"minigrid/{name}")
     for seed in range(8):
         env.reset(seed=seed)
@@ -177,7 +176,7 @@ def test_missions_of_several_steps_are_played_to_their_end(name: str) -> None:
         assert info["success"], (seed, env.inner.mission)
 
 
-def test_the_script_goes_on_from_any_state_of_a_mission() -> None:
+def test_the_script_goes_on_from_any_state_of_a_mission():
     env = made("minigrid/MiniGrid-BlockedUnlockPickup-v0", seed=1)
     rng = np.random.default_rng(0)
     for _ in range(60):  # but nobody opens the box that is wanted, which ends it
@@ -193,14 +192,14 @@ def test_the_script_goes_on_from_any_state_of_a_mission() -> None:
         assert not truncated
 
 
-def test_a_level_without_a_script_says_so() -> None:
+def test_a_level_without_a_script_says_so():
     env = made("minigrid/MiniGrid-Playground-v0")
     assert not env.has_expert and read_mission(env.inner) is None
     with pytest.raises(UsageError, match="has_expert"):
         env.expert_action()
 
 
-def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_no_success() -> None:
+def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_no_success():
     env = made("doorkey_6x6")
     while env.inner.carrying is None:
         env.act(env.expert_action())
@@ -223,7 +222,7 @@ def test_a_key_that_was_put_down_is_fetched_again_and_the_wrong_end_of_lava_is_n
     assert deaths
 
 
-def test_only_useful_actions_are_legal_and_the_prompt_has_text_where_wanted() -> None:
+def test_only_useful_actions_are_legal_and_the_prompt_has_text_where_wanted():
     env = made("empty_random_6x6")
     assert env.legal() == (LEFT, RIGHT, FORWARD)
     assert env.read('{"action": "pick up"}').action is None
@@ -238,7 +237,7 @@ def test_only_useful_actions_are_legal_and_the_prompt_has_text_where_wanted() ->
     assert task_goal("minigrid/BabyAI-GoToLocal-v0") == "do what the mission says"
 
 
-def test_the_prompt_has_the_last_action_and_whether_it_failed_where_wanted() -> None:
+def test_the_prompt_has_the_last_action_and_whether_it_failed_where_wanted():
     env, silent = made("doorkey_6x6", prompt_last_action=True), made("doorkey_6x6")
     prompts = {}
     for reply in ("no idea", '{"action": "toggle"}', '{"action": "turn left"}'):
@@ -254,7 +253,7 @@ def test_the_prompt_has_the_last_action_and_whether_it_failed_where_wanted() -> 
     assert env.prompt() == prompt
 
 
-def test_the_turns_of_an_episode_are_minigrids_or_fewer() -> None:
+def test_the_turns_of_an_episode_are_minigrids_or_fewer():
     for given, expected in ((1_000, 144), (20, 20)):
         env = made("minigrid/MiniGrid-Empty-6x6-v0", episode_steps=given)
         turns = 1
@@ -264,7 +263,7 @@ def test_the_turns_of_an_episode_are_minigrids_or_fewer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
-def test_ids_and_their_limits_are_those_of_the_installed_package() -> None:
+def test_ids_and_their_limits_are_those_of_the_installed_package():
     import minigrid  # noqa: F401
 
     installed = {name for name in gym.registry if name.startswith(("MiniGrid-", "BabyAI-"))}
@@ -277,5 +276,5 @@ def test_ids_and_their_limits_are_those_of_the_installed_package() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", IDS)
-def test_every_id_keeps_the_contract(name: str) -> None:
+def test_every_id_keeps_the_contract(name):
     check_turn_env(made(f"minigrid/{name}"), made(f"minigrid/{name}"))

@@ -34,7 +34,7 @@ def paint(snapshots: list[list[float]], size_px: int, hidden: str = "") -> np.nd
     return renderer.draw(np.array(snapshots, np.float32), size_px)
 
 
-def test_two_boxes_by_hand() -> None:
+def test_two_boxes_by_hand():
     # one joint (the slider's x), then the stand's position
     image = paint([[0.4, -0.5, 0.6, 0.0]], 20)[0]
     red = np.argwhere((image[..., 0] > 200) & (image[..., 2] < 50))
@@ -48,7 +48,7 @@ def test_two_boxes_by_hand() -> None:
     assert ((image[..., 2] > 200) & (image[..., 0] < 50)).any()
 
 
-def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
+def test_a_size_looks_the_same_whatever_was_drawn_before():
     model = mujoco.MjModel.from_xml_string(SCENE)
     snapshots = np.array([[0.4, -0.5, 0.6, 0.0], [0.0, 0.5, 0.0, 0.0]], np.float32)
     renderers = [Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",)) for _ in range(3)]
@@ -58,7 +58,7 @@ def test_a_size_looks_the_same_whatever_was_drawn_before() -> None:
             np.testing.assert_array_equal(renderer.draw(snapshots, size_px), images[size_px])
 
 
-def test_threads_take_turns_with_one_painter() -> None:
+def test_threads_take_turns_with_one_painter():
     model = mujoco.MjModel.from_xml_string(SCENE)
     renderer = Renderer(model, ABOVE, np.zeros(model.ngeom, bool), ("stand",))
     snapshots = [np.array([[place, 0.0, 0.6, 0.0]], np.float32) for place in np.linspace(-0.8, 0.8, 24)]
@@ -76,7 +76,7 @@ def test_threads_take_turns_with_one_painter() -> None:
     assert np.array_equal(renderer.draw(snapshots[0], 32), alone[0]), "it draws again after being closed"
 
 
-def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_fails_is_a_machine_error(monkeypatch):
     def fail(name: str) -> None:
         raise ImportError(f"libEGL is missing for {name}")
 
@@ -86,7 +86,7 @@ def test_a_driver_that_fails_is_a_machine_error(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.fix.startswith("apt-get install")
 
 
-def test_a_process_that_has_drawn_ends_silently() -> None:
+def test_a_process_that_has_drawn_ends_silently():
     code = f"""
 import mujoco, numpy as np
 from rlvlm.envs.mujoco.renderer import Camera, Renderer
@@ -125,7 +125,7 @@ def room_renderer(bar: float = 1.0, stand: float = 1.0) -> Renderer:
 
 
 @pytest.mark.parametrize("bar", [1.0, 0.5])
-def test_drawing_the_still_parts_once_gives_the_same_images(bar: float) -> None:
+def test_drawing_the_still_parts_once_gives_the_same_images(bar):
     in_layers, whole = room_renderer(bar), room_renderer(bar)
     assert in_layers._has_still_layer
     whole._has_still_layer = False
@@ -136,7 +136,7 @@ def test_drawing_the_still_parts_once_gives_the_same_images(bar: float) -> None:
         assert red[4].sum() < red[0].sum()  # the bar hides part of the ball, or colours it
 
 
-def test_glass_that_moves_is_drawn_with_everything() -> None:
+def test_glass_that_moves_is_drawn_with_everything():
     assert not room_renderer(stand=0.5)._has_still_layer
 
 
@@ -153,7 +153,7 @@ CORD = """
 """
 
 
-def test_deformable_bodies_are_drawn_where_the_snapshot_says() -> None:
+def test_deformable_bodies_are_drawn_where_the_snapshot_says():
     model = mujoco.MjModel.from_xml_string(CORD)
     snapshots = np.array([[y, 1, y, 0, 1, 0, 0, 0] for y in (0.0, 0.5)], np.float32)
     for y, image in zip((0.0, 0.5), Renderer(model, ABOVE, np.zeros(0, bool), ()).draw(snapshots, 20), strict=True):
@@ -178,7 +178,7 @@ RIDING = """
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
+def test_a_camera_that_rides_along_sees_what_it_passes(copies):
     model = mujoco.MjModel.from_xml_string(RIDING)
     renderer = Renderer(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), (), copies=copies)
     snapshots = np.array([[0.0], [2.0]], np.float32)
@@ -194,7 +194,7 @@ def test_a_camera_that_rides_along_sees_what_it_passes(copies: bool) -> None:
     np.testing.assert_array_equal(renderer.draw(snapshots, 32), fixed)
 
 
-def test_geometry_outside_the_view_is_skipped_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_geometry_outside_the_view_is_skipped_without_a_trace(monkeypatch):
     model = mujoco.MjModel.from_xml_string(RIDING)
     renderer = Renderer(model, ("fixed", "rider"), np.zeros(model.ngeom, bool), ())
     snapshots = np.linspace(-3, 3, 61, dtype=np.float32)[:, None]

@@ -14,7 +14,7 @@ def make(episode_steps: int = 32, continue_after_success: bool = False) -> PushB
     return PushBlock(ChunkEnvConfig(episode_steps=episode_steps, continue_after_success=continue_after_success), seed=0)
 
 
-def test_a_push_by_hand() -> None:
+def test_a_push_by_hand():
     # The hand's middle is 0.30 left of the block's, contact is at 0.08 + 0.14 = 0.22: of a move of 0.16, the first half
     # is through air and the second takes the block along, sideways part included.
     state = np.array([[-0.5, 0.0, -0.2, 0.0, 0.0, 0.5, 0.6, 0.0, 0, 2]], np.float32)
@@ -27,13 +27,13 @@ def test_a_push_by_hand() -> None:
     ), "pulling away moves nothing"
 
 
-def test_keeps_the_contract() -> None:
+def test_keeps_the_contract():
     check_chunk_env(make(), make())
     check_chunk_env(make(episode_steps=12), make(episode_steps=12))  # ends in the middle of a chunk
     check_chunk_env(make(continue_after_success=True), make(continue_after_success=True))
 
 
-def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
+def test_side_by_side_one_by_one_and_at_once_are_the_same():
     rng = np.random.default_rng(0)
     at_once, one_by_one = make().many(), SyncChunkEnvs(make)
     ids = np.array([4, 4, 9, 1_000_000, 2])
@@ -46,7 +46,7 @@ def test_side_by_side_one_by_one_and_at_once_are_the_same() -> None:
     assert len(one_by_one.begin(np.arange(7)).snapshots) == 7, "as many as are wanted now"
 
 
-def test_the_script_solves_held_out_states_and_reads_the_instruction() -> None:
+def test_the_script_solves_held_out_states_and_reads_the_instruction():
     rng = np.random.default_rng(0)
     one = make()
     instructions = set()
@@ -71,7 +71,7 @@ def before_the_pad(continue_after_success: bool) -> PushBlock:
     return one
 
 
-def test_an_episode_stops_at_success_in_the_middle_of_a_chunk_or_plays_on_and_is_rewarded_once() -> None:
+def test_an_episode_stops_at_success_in_the_middle_of_a_chunk_or_plays_on_and_is_rewarded_once():
     chunk = np.zeros((8, 7), np.float32)
     chunk[:, 0] = 1.0  # onto the pad, and where it plays on over it and away
     _, reward, terminated, _, info = before_the_pad(continue_after_success=False).step(chunk)
@@ -92,7 +92,7 @@ def test_an_episode_stops_at_success_in_the_middle_of_a_chunk_or_plays_on_and_is
     assert not ChunkEnvConfig(continue_after_success=True).for_evaluation().continue_after_success
 
 
-def test_only_the_colours_tell_which_block_is_asked_for() -> None:
+def test_only_the_colours_tell_which_block_is_asked_for():
     one = make()
     state = one.snapshot()[None]
     swapped = state.copy()

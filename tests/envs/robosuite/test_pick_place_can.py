@@ -16,22 +16,22 @@ def make(**changes: object) -> PickPlaceCan:
 
 
 @pytest.fixture(scope="module")
-def env() -> PickPlaceCan:
+def env():
     """Holds the scene, which all envs of this module share."""
     return make()
 
 
-def test_moves_along_the_longer_side(env: PickPlaceCan) -> None:
+def test_moves_along_the_longer_side(env):
     ways = [np.array(way) for way in [(0.2, 0.1), (-0.2, 0.1), (0.1, 0.2), (0.1, -0.2)]]
     assert [env._towards(way) for way in ways] == ["forward", "backward", "left", "right"]
     assert [make(rules="legacy")._towards(way) for way in ways] == ["forward", "backward", "right", "left"]
 
 
-def test_keeps_the_contract(env: PickPlaceCan) -> None:
+def test_keeps_the_contract(env):
     check_turn_env(make(episode_steps=9), make(episode_steps=9))
 
 
-def test_the_expert_puts_the_can_away_and_turns_pay_for_what_they_gain(env: PickPlaceCan) -> None:
+def test_the_expert_puts_the_can_away_and_turns_pay_for_what_they_gain(env):
     for seed in (0, 1):
         env.reset(seed=seed)
         first, total, turns, is_over = env.progress(), 0.0, 0, False
@@ -43,7 +43,7 @@ def test_the_expert_puts_the_can_away_and_turns_pay_for_what_they_gain(env: Pick
         assert total == pytest.approx(1.0 - first)
 
 
-def test_the_references_rules_pay_for_every_turn_and_never_end_early(env: PickPlaceCan) -> None:
+def test_the_references_rules_pay_for_every_turn_and_never_end_early(env):
     reference = make(rules="legacy", move_ticks=1)
     reference.reset(seed=0)
     start = reference._hand.copy()
@@ -53,7 +53,7 @@ def test_the_references_rules_pay_for_every_turn_and_never_end_early(env: PickPl
     assert 0.03 < start[2] - reference._hand[2] < 0.06  # eight ticks of some 6 mm
 
 
-def test_the_image_is_the_right_way_up(env: PickPlaceCan) -> None:
+def test_the_image_is_the_right_way_up(env):
     """The camera looks ahead of the fingers: what lies further forward appears higher, further left to the left."""
     env.reset(seed=0)
     scene = env.scene
@@ -75,7 +75,7 @@ def test_the_image_is_the_right_way_up(env: PickPlaceCan) -> None:
     assert columns[2] < columns[0] - 10 and abs(rows[2] - rows[0]) < 10
 
 
-def test_text_tells_where_the_hand_is(env: PickPlaceCan) -> None:
+def test_text_tells_where_the_hand_is(env):
     texted = make(shows_text=True)
     texted.reset(seed=0)
     assert "The hand is at -4, -10, 101 cm, the gripper is open." in texted.turn().prompt
@@ -83,7 +83,7 @@ def test_text_tells_where_the_hand_is(env: PickPlaceCan) -> None:
     assert "the gripper is closed." in texted.turn().prompt and "The hand" not in env.turn().prompt
 
 
-def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(env: PickPlaceCan) -> None:
+def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(env):
     both = make(second_view=True, view_px=64)
     both.reset(seed=1)
     for seed in range(50, 60):
@@ -97,7 +97,7 @@ def test_a_second_view_shows_the_can_that_the_wrist_does_not_see(env: PickPlaceC
     raise AssertionError("the wrist saw every can")
 
 
-def test_things_that_fall_far_away_make_no_new_image(env: PickPlaceCan) -> None:
+def test_things_that_fall_far_away_make_no_new_image(env):
     env.reset(seed=0)
     before, snapshot = env.image_key(env.snapshot()[None]), env.snapshot()
     env.act(0)
@@ -107,7 +107,7 @@ def test_things_that_fall_far_away_make_no_new_image(env: PickPlaceCan) -> None:
     assert (env.draw(np.stack([snapshot])) == env.draw(snapshot[None])).all()
 
 
-def test_fast_physics_is_for_training_alone(env: PickPlaceCan) -> None:
+def test_fast_physics_is_for_training_alone(env):
     fast = PickPlaceConfig(episode_steps=9, physics="fast")
     assert fast.for_evaluation().physics == "exact"
     ends = []
@@ -119,7 +119,7 @@ def test_fast_physics_is_for_training_alone(env: PickPlaceCan) -> None:
     assert 0 < np.abs(ends[0] - ends[1]).max() < 2e-3
 
 
-def test_milestones_are_passed_on_the_way(env: PickPlaceCan) -> None:
+def test_milestones_are_passed_on_the_way(env):
     """Held but not lifted, then lifted: as the hand and the can really are."""
     env.reset(seed=0)
     first: dict[str, int] = {}
@@ -136,7 +136,7 @@ def test_milestones_are_passed_on_the_way(env: PickPlaceCan) -> None:
     assert first["grasped"] < first["lifted"]
 
 
-def test_the_robot_is_told_apart_from_the_can(env: PickPlaceCan) -> None:
+def test_the_robot_is_told_apart_from_the_can(env):
     moved, seen = make(), env.snapshot()
     moved.reset(seed=7)
     mixed = seen.copy()

@@ -1,7 +1,5 @@
 """A compiled scene is loaded with its libraries; its meshes and textures keep their shape in less."""
 
-from pathlib import Path
-
 import mujoco
 import numpy as np
 import pytest
@@ -43,7 +41,7 @@ def area(model: mujoco.MjModel, up: bool) -> float:
     return float(np.abs(normals[normals > 0 if up else normals < 0]).sum())
 
 
-def test_plates_keep_both_sides_in_a_fraction_of_the_faces() -> None:
+def test_plates_keep_both_sides_in_a_fraction_of_the_faces():
     model = plates()
     vertices, before = model.mesh_vert.copy(), [area(model, up) for up in (True, False)]
     thin_meshes(model, cell_m=0.1)
@@ -56,7 +54,7 @@ def test_plates_keep_both_sides_in_a_fraction_of_the_faces() -> None:
     assert whole.mesh_facenum[0] == 8 * SIDE * SIDE, "cells smaller than the mesh change nothing"
 
 
-def test_textures_are_averaged_by_whole_blocks() -> None:
+def test_textures_are_averaged_by_whole_blocks():
     model = plates()
     first = int(model.tex_adr[0])
     model.tex_data[first : first + 64 * 32 * 3] = 0
@@ -70,9 +68,7 @@ def test_textures_are_averaged_by_whole_blocks() -> None:
 
 
 @pytest.mark.slow
-def test_a_library_that_the_system_lacks_is_named_with_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_the_system_lacks_is_named_with_its_package(tmp_path, monkeypatch):
     pytest.importorskip("robosuite")
     pytest.importorskip("libero")
     (tmp_path / "needs_gl.py").write_text(

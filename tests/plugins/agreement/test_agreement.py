@@ -1,7 +1,6 @@
 """Judges of others on the same episodes: only frames that were asked about count, and the farthest are shown."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ GOAL = "lengthen the bar"
 
 
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outputs(tmp_path, monkeypatch):
     """Two judges' outputs in roboreason's form, beside films: asked at 0, 4 and 8, opposite about every frame."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs"
@@ -36,7 +35,7 @@ def agree(*words: str) -> int:
     return main(["labels", "agree", "outputs", "--form", "roboreason", *words])
 
 
-def test_frames_on_the_straight_lines_between_answers_do_not_count() -> None:
+def test_frames_on_the_straight_lines_between_answers_do_not_count():
     # by hand: asked at 0, 40, 80, and the last of 100 frames; the second judge bends at 80 alone
     frames = np.arange(100)
     bent = np.interp(frames, [0, 40, 80, 99], [0, 50, 20, 90])
@@ -45,13 +44,13 @@ def test_frames_on_the_straight_lines_between_answers_do_not_count() -> None:
     assert asked_frames([np.linspace(0, 1, 100)]) == [0, 99]
 
 
-def test_the_widest_frame_of_each_episode_comes_before_the_others() -> None:
+def test_the_widest_frame_of_each_episode_comes_before_the_others():
     values = {("x", 0): (0.0, 0.9), ("x", 1): (0.0, 0.8), ("y", 0): (0.5, 0.6), ("y", 1): (0.5, 0.5)}
     found = part_most({frame: dict(zip("ab", pair, strict=True)) for frame, pair in values.items()}, 3)
     assert found == [("x", 0), ("y", 0), ("x", 1)]
 
 
-def test_the_page_shows_where_judges_part_with_peoples_answers_beside_them(outputs: Path, capsys) -> None:
+def test_the_page_shows_where_judges_part_with_peoples_answers_beside_them(outputs, capsys):
     words = ["--form", "roboreason", "--data", "outputs", "--store", "store", "--goal", GOAL]
     assert main(["labels", "import", "outputs", *words]) == 0
     assert "12 answers about 6 frames in store" in capsys.readouterr().out
@@ -68,7 +67,7 @@ def test_the_page_shows_where_judges_part_with_peoples_answers_beside_them(outpu
     assert "zoe" not in said + text and text.count("data:image/png") == 2, "the widest, and the person's"
 
 
-def test_without_images_the_terminal_and_the_page_say_it_in_words(outputs: Path, capsys) -> None:
+def test_without_images_the_terminal_and_the_page_say_it_in_words(outputs, capsys):
     assert agree() == 0
     said, text = capsys.readouterr().out, (outputs.parent / "agreement.html").read_text()
     # by hand: ranks of a are 1.5 3.5 6 1.5 3.5 5, of b 5.5 3.5 1.5 twice: -16 / sqrt(16.5 * 16)
@@ -76,7 +75,7 @@ def test_without_images_the_terminal_and_the_page_say_it_in_words(outputs: Path,
     assert "data:image/png" not in text and "a 0.83, b 0.12" in text
 
 
-def test_a_csv_is_read_and_misfitting_rows_are_named(tmp_path: Path, outputs: Path, capsys) -> None:
+def test_a_csv_is_read_and_misfitting_rows_are_named(tmp_path, outputs, capsys):
     table = tmp_path / "outputs.csv"
     table.write_text("episode,frame,judge,value\ne,3,a,0.5\ne,3,b,1\n")
     assert read_outputs(table, "csv") == {("e", 3): {"a": 0.5, "b": 1.0}}
@@ -99,7 +98,7 @@ def test_a_csv_is_read_and_misfitting_rows_are_named(tmp_path: Path, outputs: Pa
         assert said in " ".join(capsys.readouterr().err.replace("│", "").split())
 
 
-def test_a_form_that_no_guest_reads_is_refused_with_those_that_there_are(capsys) -> None:
+def test_a_form_that_no_guest_reads_is_refused_with_those_that_there_are(capsys):
     assert main(["labels", "import", "x", "--form", "xml"]) == 2
     assert "csv, roboreason, pkl, got xml" in capsys.readouterr().err
     assert main(["labels", "import", "--help"]) == 0

@@ -1,7 +1,5 @@
 """A watch's figures in other trainers' logs, with their real trainers: an alarm ends the training."""
 
-from pathlib import Path
-
 import pytest
 from frameworks import needs, run, tiny_model
 
@@ -24,7 +22,7 @@ print("alarm" if watch.alarm else "none", "Alarm" in open("watch.html").read())
 
 @needs("trl")
 @pytest.mark.slow
-def test_trls_trainer_logs_the_figures_and_stops_at_an_alarm(tmp_path: Path) -> None:
+def test_trls_trainer_logs_the_figures_and_stops_at_an_alarm(tmp_path):
     tiny_model(tmp_path)
     program = f"""{WATCH}
 from datasets import Dataset
@@ -50,7 +48,7 @@ print(trainer.state.global_step, len(scores), round(scores[-1], 2)){SAID}"""
 
 @needs("sb3")
 @pytest.mark.slow
-def test_sb3_logs_the_figures_and_stops_at_an_alarm(tmp_path: Path) -> None:
+def test_sb3_logs_the_figures_and_stops_at_an_alarm(tmp_path):
     program = f"""{WATCH}
 import gymnasium as gym
 from rlvlm.plugins.callbacks.sb3 import WatchCallback

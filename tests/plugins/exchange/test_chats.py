@@ -3,7 +3,6 @@
 import base64
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from tests.demonstrations.test_demonstrations import episode, folder_of, made
 
 
 @pytest.mark.parametrize("form", ["llava", "qwen"])
-def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
+def test_chats_go_out_and_come_back(tmp_path, form):
     folder = folder_of(tmp_path / "d", "blackjack", 4)
     file = tmp_path / "chats.json"
     count, reasons = export_chats(folder, file, form, FilterConfig())
@@ -37,7 +36,7 @@ def test_chats_go_out_and_come_back(tmp_path: Path, form) -> None:
         assert np.array_equal(back.image_store.load(other.pictures[0]), folder.image_store.load(one.pictures[0]))
 
 
-def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path: Path) -> None:
+def test_chats_of_others_are_read_with_system_prompts_and_several_turns(tmp_path):
     folder = folder_of(tmp_path / "d", "number_line", 1)
     image = next((tmp_path / "d" / "pictures").rglob("*.png")).relative_to(tmp_path).as_posix()
     user = {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "now?"}]}
@@ -95,9 +94,7 @@ LATER = {"messages": [*asked("<image>one")["messages"], *asked("<image>two")["me
         (asked("now?", messages=[{"role": "system", "content": "<image>"}, *LATER["messages"]], image="a.png"), None),
     ],
 )  # fmt: skip
-def test_a_chat_is_read_with_all_of_its_images_or_left_out(
-    tmp_path: Path, chat: dict[str, Any], shown: list[str] | None
-) -> None:
+def test_a_chat_is_read_with_all_of_its_images_or_left_out(tmp_path, chat, shown):
     images = {name: np.full((8, 8, 3), 100 + place, np.uint8) for place, name in enumerate("ab")}
     for name, image in images.items():
         Image.fromarray(image).save(tmp_path / f"{name}.png")
@@ -111,7 +108,7 @@ def test_a_chat_is_read_with_all_of_its_images_or_left_out(
     assert ["".join(names[digest] for digest in step.pictures) for step in read] == (shown or [])
 
 
-def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_path: Path) -> None:
+def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_path):
     names = made("number_line").action_names
     back = create_folder(tmp_path / "back", "number_line", "turns", names)
     for place, answer in enumerate("+-"):
@@ -124,7 +121,7 @@ def test_a_second_file_of_one_name_is_added_and_the_same_file_again_is_not(tmp_p
     assert [record.steps[0].action for record in back.episodes()] == ["+", "-"]
 
 
-def test_chats_survive_any_text_of_a_model(tmp_path: Path) -> None:
+def test_chats_survive_any_text_of_a_model(tmp_path):
     folder = create_folder(tmp_path / "d", "number_line", "turns", ("-", "+"))
     chats = [
         {"messages": [{"role": "user", "content": f"a{mark}b"}, {"role": "assistant", "content": f"c{mark}d"}]}
@@ -137,7 +134,7 @@ def test_chats_survive_any_text_of_a_model(tmp_path: Path) -> None:
     assert counts["added"] == 4 and counts.total() == 5, "more marks than images is a chat of another form"
 
 
-def test_the_table_has_a_row_per_step(tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_step(tmp_path):
     folder = folder_of(tmp_path / "d", "doorkey_5x5", 2)
     count = export_parquet(folder, tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet").to_pylist()
@@ -145,7 +142,7 @@ def test_the_table_has_a_row_per_step(tmp_path: Path) -> None:
     assert table[0]["action"] in folder.action_names and len(table[0]["pictures"]) == 1 and table[-1]["success"]
 
 
-def test_an_episode_in_chunks_is_one_row(tmp_path: Path) -> None:
+def test_an_episode_in_chunks_is_one_row(tmp_path):
     arrays = {"actions": np.ones((3, 4, 7), np.float32), "proprio": np.zeros((3, 8), np.float32)}
     record = replace(episode(kind="chunks", task="push_block", goal="push the red block"), arrays=arrays)
     create_folder(tmp_path / "d", "push_block", "chunks").add(record)
@@ -164,7 +161,7 @@ def test_an_episode_in_chunks_is_one_row(tmp_path: Path) -> None:
         ("data import nowhere --task push_block --form libero --out d", "name a file or a data set"),
     ],
 )
-def test_a_mistake_is_reported_with_its_fix(line: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_mistake_is_reported_with_its_fix(line, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "letters").mkdir()

@@ -28,7 +28,7 @@ def label(source: Path, form: str, file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["lerobot", "libero"])
-def test_labels_follow_episodes_and_frames_through_the_import(form: str, tmp_path: Path) -> None:
+def test_labels_follow_episodes_and_frames_through_the_import(form, tmp_path):
     recorded = [trajectory(20, seed=number) for number in range(2)]
     if form == "lerobot":
         write_lerobot(source := tmp_path / "set", "v3.0", recorded, "image", lost=[1])

@@ -1,7 +1,5 @@
 """A judge's score as the reward of Gymnasium's envs, and of Stable-Baselines3's vectorized ones."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from frameworks import Faulty, needs, run, snippet
@@ -25,10 +23,9 @@ def played(judge, per, **settings) -> list[tuple[float, dict]]:
 
 
 @pytest.mark.parametrize(
-    ("per", "due", "lengths"),
-    [("step", range(6), [1] * 6), (4, (3, 5), [5, 3]), ("episode", (5,), [7])],
+    ("per", "due", "lengths"), [("step", range(6), [1] * 6), (4, (3, 5), [5, 3]), ("episode", (5,), [7])]
 )
-def test_the_reward_is_the_judges_score_and_the_envs_stays_in_info(per, due, lengths) -> None:
+def test_the_reward_is_the_judges_score_and_the_envs_stays_in_info(per, due, lengths):
     judge = Faulty()
     steps = played(judge, per, num_frames=7)
     # by hand: the level after step t is 3 + t of 8; the fake judge sees it as brightness
@@ -39,18 +36,18 @@ def test_the_reward_is_the_judges_score_and_the_envs_stays_in_info(per, due, len
     assert judge.lengths == lengths
 
 
-def test_a_long_clip_is_cut_to_its_first_last_and_evenly_between() -> None:
+def test_a_long_clip_is_cut_to_its_first_last_and_evenly_between():
     judge = Faulty()
     played(judge, "episode", num_frames=3)
     assert judge.lengths == [3]
 
 
-def test_a_missing_answer_is_worth_what_the_user_says_and_info_says_why() -> None:
+def test_a_missing_answer_is_worth_what_the_user_says_and_info_says_why():
     reward, info = played(Faulty(Status.FAILED), "episode", without_answer=0.5)[-1]
     assert reward == 0.5 and info["judge_status"] == "failed" and info["env_reward"] == 1.0
 
 
-def test_wrong_arguments_are_refused_at_once() -> None:
+def test_wrong_arguments_are_refused_at_once():
     judge, dark = rlvlm.Judge.local(FakeJudge()), Lamp()
     with pytest.raises(ValueError, match="per must be"):
         JudgeReward(dark, judge, "brighter", per=0)
@@ -59,7 +56,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         JudgeReward(dark, judge, "brighter")
 
 
-def test_an_image_that_the_env_draws_over_stays_as_it_was() -> None:
+def test_an_image_that_the_env_draws_over_stays_as_it_was():
     class Redrawn(Lamp):
         image = np.zeros((8, 8, 3), np.uint8)
 
@@ -83,7 +80,7 @@ def test_an_image_that_the_env_draws_over_stays_as_it_was() -> None:
 
 @needs("sb3")
 @pytest.mark.slow
-def test_the_page_trains_sb3_on_a_judge_and_asks_once_for_all_envs(tmp_path: Path) -> None:
+def test_the_page_trains_sb3_on_a_judge_and_asks_once_for_all_envs(tmp_path):
     program = snippet("Gymnasium and Stable-Baselines3")
     checks = """
 model.learn(2_000)

@@ -19,7 +19,7 @@ from rlvlm.judge_bench.items import CASES
 from rlvlm.judge_bench.suites import Suite, find_suite
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.plugins.judge_table.checks import note_asked_again
-from rlvlm.plugins.judge_table.entries import ALL, Questions, entry_of, entry_text, read_entry, read_questions
+from rlvlm.plugins.judge_table.entries import ALL, entry_of, entry_text, read_entry, read_questions
 from rlvlm.testing import fooled
 from rlvlm.testing.planted import honest
 
@@ -29,7 +29,7 @@ SCRIPT = "</td><script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """The entries of two judges, and the questions."""
     folder = tmp_path_factory.mktemp("entries")
     file, config = folder / "small.zip", JudgeConfig(image_px=48)
@@ -48,7 +48,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def questions(folder) -> Questions:
+def questions(folder):
     return read_questions(folder / "small.zip")
 
 

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +35,7 @@ def rated(number: int, value: float, progress: float) -> ScoredItem:
 
 
 @pytest.mark.slow
-def test_episodes_that_fooled_a_judge_are_kept_and_become_a_suite(tmp_path: Path) -> None:
+def test_episodes_that_fooled_a_judge_are_kept_and_become_a_suite(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(config_text(replace(recipe("push_block"), out=run)))
@@ -85,7 +84,7 @@ def test_episodes_that_fooled_a_judge_are_kept_and_become_a_suite(tmp_path: Path
     assert worths[1] < worths[0] - 0.2
 
 
-def test_the_best_liked_failures_of_a_rehearsal_become_a_suite(tmp_path: Path) -> None:
+def test_the_best_liked_failures_of_a_rehearsal_become_a_suite(tmp_path):
     bench = tmp_path / "bench"
     bench.mkdir()
     task, episodes = read_suite(shipped_suites()["push_block"])
@@ -100,7 +99,7 @@ def test_the_best_liked_failures_of_a_rehearsal_become_a_suite(tmp_path: Path) -
         harvest(["--out", str(tmp_path / "other"), str(bench)], "rlvlm")
 
 
-def test_runs_without_such_episodes_are_refused(tmp_path: Path) -> None:
+def test_runs_without_such_episodes_are_refused(tmp_path):
     (tmp_path / "config.yaml").write_text(config_text(replace(recipe("push_block"), out=tmp_path)))
     (tmp_path / "command.txt").write_text("python -m rlvlm.run push_block\n")
     with pytest.raises(UsageError, match="kept no episode that fooled the judge"):

@@ -4,9 +4,8 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,9 +41,7 @@ from tests.runs.test_in_python import run_with
 @pytest.mark.parametrize(
     ("kind", "learns"), [("smolvla", "expert"), ("smolvla", "lora"), ("pi0", "expert"), ("pi05", "lora")]
 )
-def test_it_acts_and_learns(
-    tmp_path: Path, kind: str, learns: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_acts_and_learns(tmp_path, kind, learns, caplog, monkeypatch):
     shrink_pi0(monkeypatch)
     env = make_env("push_block", task_env("push_block"), 0)
     assert isinstance(env, PushBlock)
@@ -101,9 +98,7 @@ def test_it_acts_and_learns(
         ("all", True, 16 * 3_238_048_528),
     ],
 )
-def test_the_plan_of_pi0_in_its_published_size_by_hand(
-    tmp_path: Path, learns: Literal["expert", "all"], on_gpu: bool, expected: int
-) -> None:
+def test_the_plan_of_pi0_in_its_published_size_by_hand(tmp_path, learns, on_gpu, expected):
     sizes = {"chunk_size": 50, "max_state_dim": 32, "max_action_dim": 32, "image_resolution": (224, 224)}
     write_settings(tmp_path / "real", None, "pi0", {}, **sizes)
     config = VLAConfig(model=str(tmp_path / "real"), head="flow", lerobot=LeRobotConfig(learns=learns))
@@ -115,9 +110,7 @@ def test_the_plan_of_pi0_in_its_published_size_by_hand(
 
 
 @pytest.mark.parametrize("is_relative", [False, True])
-def test_a_checkpoint_whose_actions_are_far_from_the_envs_is_refused(
-    tmp_path: Path, is_relative: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_whose_actions_are_far_from_the_envs_is_refused(tmp_path, is_relative, monkeypatch):
     shrink_pi0(monkeypatch)
     env = make_env("push_block", task_env("push_block"), 0)
     assert isinstance(env, PushBlock)
@@ -141,7 +134,7 @@ def test_a_checkpoint_whose_actions_are_far_from_the_envs_is_refused(
     assert ("added to the state" in str(caught.value)) == is_relative and caught.value.fix
 
 
-def test_settings_without_effect_or_head_are_refused() -> None:
+def test_settings_without_effect_or_head_are_refused():
     with pytest.raises(ValueError, match="has no effect with policy.head"):
         VLAConfig(model="somewhere", lerobot=LeRobotConfig(at_once=2))
     with pytest.raises(ValueError, match="no head for learned noise"):
@@ -166,8 +159,8 @@ def test_settings_without_effect_or_head_are_refused() -> None:
     ],
 )
 def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before_ray_starts(
-    made_for: dict[str, Any], changes: dict[str, Any], words: str, what: str, tmp_path: Path
-) -> None:
+    made_for, changes, words, what, tmp_path
+):
     env = {"cameras": ("above",), "proprio_size": 2, "action_low": [-1.0] * 7} | made_for
     env["action_high"] = [1.0] * len(env["action_low"])
     folder = write_lerobot(tmp_path / "checkpoint", SimpleNamespace(**env), chunk_size=8)
@@ -182,7 +175,7 @@ def test_a_checkpoint_of_lerobot_that_does_not_go_with_the_run_is_refused_before
     assert caught.value.fix
 
 
-def test_a_guests_settings_work_like_the_cores() -> None:
+def test_a_guests_settings_work_like_the_cores():
     config = override(recipe("push_block"), {"policy.head": "flow", "policy.model": "a/b", "policy.lerobot.at_once": 3})
     assert section_of(config.policy, LeRobotConfig).at_once == 3
     assert read_config_text(config_text(config)) == config
@@ -193,7 +186,7 @@ def test_a_guests_settings_work_like_the_cores() -> None:
         read_config_text(text)
 
 
-def test_a_policy_saved_before_pi0_has_its_settings_under_the_old_names() -> None:
+def test_a_policy_saved_before_pi0_has_its_settings_under_the_old_names():
     config = asdict(VLAConfig(model="a/b", head="flow"))
     config["smolvla"] = config.pop("lerobot") | {"patches": "shifted", "at_once": 7}
     del config["smolvla"]["faults"]
@@ -203,7 +196,7 @@ def test_a_policy_saved_before_pi0_has_its_settings_under_the_old_names() -> Non
     assert section_of(read, LeRobotConfig) == LeRobotConfig(at_once=7, faults=("shifted_patches",))
 
 
-def test_a_run_without_such_a_checkpoint_needs_no_lerobot() -> None:
+def test_a_run_without_such_a_checkpoint_needs_no_lerobot():
     """Neither its config nor a policy that it saved: a section has no effect without what it is about."""
     code = (
         "import shutil, sys\nfrom rlvlm.core import guests\nfound = guests.guests()\n"
@@ -220,7 +213,7 @@ def test_a_run_without_such_a_checkpoint_needs_no_lerobot() -> None:
 
 
 @pytest.mark.slow
-def test_an_exported_run_has_the_trained_weights_and_not_the_base(tmp_path: Path) -> None:
+def test_an_exported_run_has_the_trained_weights_and_not_the_base(tmp_path):
     env = make_env("push_block", task_env("push_block"), 0)
     base = write_lerobot(tmp_path / "base", env, chunk_size=8)
     settings = {

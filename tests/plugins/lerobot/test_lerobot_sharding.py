@@ -1,7 +1,6 @@
 """Checkpoints of LeRobot shared out over learners: the step of one, and a checkpoint that is loaded to the bit."""
 
 import operator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests.algorithms.policy_gradient.test_sharding import TokenLearner, assert_
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     with pytest.MonkeyPatch.context() as patch:
         shrink_pi0(patch)
@@ -44,7 +43,7 @@ def flow(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, 
 @pytest.mark.parametrize(
     ("kind", "learns"), [("smolvla", "expert"), ("smolvla", "all"), ("pi0", "lora"), ("pi05", "expert")]
 )
-def test_shared_out_learners_take_the_step_of_one(folder: Path, kind: str, learns: str) -> None:
+def test_shared_out_learners_take_the_step_of_one(folder, kind, learns):
     assert_step_of_one(flow, str(folder / kind), learns)
 
 
@@ -62,8 +61,8 @@ def saved_and_loaded(folder: str) -> tuple[Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["smolvla", "pi0"])
 def test_a_checkpoint_of_shared_out_flows_is_loaded_to_the_bit_and_saved_for_lerobot(
-    folder: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, tmp_path, kind, monkeypatch
+):
     path = str(folder / kind)
     (saved, loaded), _ = side_by_side(2, saved_and_loaded, path)
     assert_same(loaded, saved)

@@ -9,7 +9,7 @@ from frameworks import needs, run, snippet
 
 @needs("openenv")
 @pytest.mark.slow
-def test_the_page_judges_an_openenv_environment_at_the_end_of_an_episode(tmp_path: Path) -> None:
+def test_the_page_judges_an_openenv_environment_at_the_end_of_an_episode(tmp_path):
     shutil.copy(Path(__file__).with_name("my_environment.py"), tmp_path)
     checks = """
 from my_environment import Press

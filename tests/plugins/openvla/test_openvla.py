@@ -47,11 +47,11 @@ def seen(num: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_openvla(tmp_path_factory.mktemp("openvla"))
 
 
-def test_names_and_shapes_are_the_published_checkpoints() -> None:
+def test_names_and_shapes_are_the_published_checkpoints():
     """Without allocating 15 GB; the total is what the published index says, 15,082,474,368 bytes in bfloat16."""
     text = {"model_type": "llama", "pad_token_id": 32_000, "vocab_size": 32_064}
     with torch.device("meta"):
@@ -113,7 +113,7 @@ def published_shapes() -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("proprio_size", "cameras", "has_stop"), [(0, 1, True), (3, 2, True), (0, 2, False)])
-def test_the_pass_is_that_of_a_plain_program(tmp_path: Path, proprio_size: int, cameras: int, has_stop: bool) -> None:
+def test_the_pass_is_that_of_a_plain_program(tmp_path, proprio_size, cameras, has_stop):
     write_openvla(tmp_path, proprio_size=proprio_size, seed=cameras)
     policy = load(tmp_path, cameras=cameras, has_stop=has_stop, images="whole")
     images, proprio = seen(2)
@@ -144,14 +144,14 @@ def test_the_pass_is_that_of_a_plain_program(tmp_path: Path, proprio_size: int, 
         np.testing.assert_allclose(found[row], actions, atol=2e-5)
 
 
-def test_prompts_begin_and_end_as_in_training_and_short_ones_are_filled_up(folder: Path) -> None:
+def test_prompts_begin_and_end_as_in_training_and_short_ones_are_filled_up(folder):
     policy = load(folder)
     words = policy.read(["Push the RED block", "push"])
     assert words[0].tolist() == [START_ID, *range(100, 109), 111, 105, 112, 116, 109, 110, 101, EMPTY_ID]
     assert words[1].tolist() == [START_ID, -1, -1, -1, *range(100, 109), 111, 109, 110, 101, EMPTY_ID]
 
 
-def test_images_are_made_as_either_stack_does() -> None:
+def test_images_are_made_as_either_stack_does():
     plain = torch.full((1, 1, 40, 40, 3), 128, dtype=torch.uint8)
     for path in ("whole", "cropped"):
         dino, siglip = to_pixels(plain, path, 28)[0, 0]
@@ -166,7 +166,7 @@ def test_images_are_made_as_either_stack_does() -> None:
     torch.testing.assert_close(whole, torch.arange(224.0), atol=1e-3, rtol=0)
 
 
-def test_bytes_are_made_of_numbers_as_tensorflow_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_made_of_numbers_as_tensorflow_makes_them(monkeypatch):
     """It multiplies shares of 1 by 255.5 and cuts: 100.6 becomes 100, and 201.6 becomes 201."""
     monkeypatch.setattr(image_paths, "_through_jpeg", lambda image, size_px: image)
     ramp = torch.arange(224).repeat_interleave(3).view(1, 224, 3).expand(224, -1, -1)[None].to(torch.uint8)
@@ -177,7 +177,7 @@ def test_bytes_are_made_of_numbers_as_tensorflow_makes_them(monkeypatch: pytest.
     assert (found == exact.round()).float().mean() < 0.8
 
 
-def test_few_go_through_at_once_where_nothing_is_learned(folder: Path) -> None:
+def test_few_go_through_at_once_where_nothing_is_learned(folder):
     images, proprio = seen(5)
     whole, small = load(folder), load(folder, at_once=2)
     sizes: list[int] = []
@@ -190,7 +190,7 @@ def test_few_go_through_at_once_where_nothing_is_learned(folder: Path) -> None:
     assert sizes[3:] == [5]
 
 
-def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder, tmp_path):
     policy = load(folder, lora_rank=2)
     learns = policy.trained_state()
     assert learns and all("lora_" in name for name in learns)
@@ -218,9 +218,7 @@ def test_an_adapter_learns_goes_on_and_leaves_the_weights_alone(folder: Path, tm
 
 
 @pytest.mark.parametrize("proprio_size", [0, 3])
-def test_an_exported_folder_has_the_trained_weights_and_all_files_of_the_first(
-    proprio_size: int, tmp_path: Path
-) -> None:
+def test_an_exported_folder_has_the_trained_weights_and_all_files_of_the_first(proprio_size, tmp_path):
     first = write_openvla(tmp_path / "first", proprio_size=proprio_size)
     (first / "modeling_prismatic.py").touch()  # as published ones have it
     policy, (images, proprio) = load(first, lora_rank=2), seen(2)
@@ -241,7 +239,7 @@ def test_an_exported_folder_has_the_trained_weights_and_all_files_of_the_first(
     }
 
 
-def test_all_weights_learn_in_full_precision(folder: Path) -> None:
+def test_all_weights_learn_in_full_precision(folder):
     policy = load(folder, learns="all", recompute=True)
     images, proprio = seen(1)
     policy(images, policy.read(["push"]), proprio).sum().backward()
@@ -250,7 +248,7 @@ def test_all_weights_learn_in_full_precision(folder: Path) -> None:
     assert {value.dtype for value in policy.parameters()} == {torch.float32}
 
 
-def test_missing_extra_and_misshapen_weights_are_named(tmp_path: Path) -> None:
+def test_missing_extra_and_misshapen_weights_are_named(tmp_path):
     write_openvla(tmp_path)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     shard = tmp_path / index["projector.fc2.bias"]
@@ -268,9 +266,7 @@ def test_missing_extra_and_misshapen_weights_are_named(tmp_path: Path) -> None:
             load(tmp_path)
 
 
-def test_incompatible_settings_are_refused_with_their_fix(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_incompatible_settings_are_refused_with_their_fix(folder, tmp_path, caplog):
     cases: list[tuple[str, dict[str, object]]] = [
         ("have 7 dimensions, the env's 14", {"action_size": 14}), ("3 cameras, the env has 2", {"cameras": 3}),
         ("none is 'bridge'", {"unnorm_key": "bridge"}),
@@ -303,7 +299,7 @@ def test_incompatible_settings_are_refused_with_their_fix(
             load(other)
 
 
-def test_a_projector_file_that_would_run_code_is_not_let_in(tmp_path: Path) -> None:
+def test_a_projector_file_that_would_run_code_is_not_let_in(tmp_path):
     write_openvla(tmp_path, proprio_size=3)
     ran = tmp_path / "ran"
 
@@ -317,7 +313,7 @@ def test_a_projector_file_that_would_run_code_is_not_let_in(tmp_path: Path) -> N
     assert not ran.exists()
 
 
-def test_settings_without_effect_are_errors() -> None:
+def test_settings_without_effect_are_errors():
     with pytest.raises(ValueError, match="policy.openvla has no effect with policy.head flow"):
         VLAConfig(model="somewhere", head="flow", openvla=OpenVLAConfig(cameras=2))
     with pytest.raises(ValueError, match="without policy.model"):
@@ -328,7 +324,7 @@ def test_settings_without_effect_are_errors() -> None:
         replace(OpenVLAConfig(learns="all"), dtype="bfloat16")
 
 
-def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
+def test_gradient_checkpointing_changes_no_gradient(tmp_path):
     folder = write_openvla(tmp_path)
     images, proprio = seen(2)
     found, kept = [], []

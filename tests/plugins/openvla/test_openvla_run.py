@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +44,8 @@ from tests.plugins.openvla.tiny_openvla import SMALL, write_openvla
     ],
 )
 def test_a_checkpoint_of_openvla_that_does_not_go_with_the_run_is_refused_before_ray_starts(
-    made: dict[str, Any], words: str, what: str, fix: str, tmp_path: Path
-) -> None:
+    made, words, what, fix, tmp_path
+):
     folder = write_openvla(tmp_path / "checkpoint")
     for name, content in made.items():
         (folder / name).write_text(json.dumps(content))
@@ -56,7 +55,7 @@ def test_a_checkpoint_of_openvla_that_does_not_go_with_the_run_is_refused_before
     assert caught is None or fix in caught.value.fix
 
 
-def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(preflight, "gpu_names", list)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -67,7 +66,7 @@ def test_a_gpu_that_is_not_there_is_missed_before_ray_starts(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_planned_weights_are_those_in_memory(tmp_path: Path, learns: Any) -> None:
+def test_planned_weights_are_those_in_memory(tmp_path, learns):
     write_openvla(tmp_path)
     network = load(tmp_path, learns=learns, lora_rank=2).network
     assert_planned(network, VLAConfig(model="x/y", openvla=OpenVLAConfig(learns=learns, lora_rank=2)), tmp_path)
@@ -80,6 +79,6 @@ def vla(folder: str, learns: Any, algo: dict[str, Any]) -> tuple[TokenLearner, l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("learns", ["all", "lora"])
-def test_shared_out_learners_take_the_step_of_one(tmp_path: Path, learns: str) -> None:
+def test_shared_out_learners_take_the_step_of_one(tmp_path, learns):
     write_openvla(tmp_path)
     assert_step_of_one(vla, str(tmp_path), learns)

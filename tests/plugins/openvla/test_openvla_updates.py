@@ -26,7 +26,7 @@ WORLD = ChunkEnvConfig(episode_steps=16)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory):
     return write_openvla(tmp_path_factory.mktemp("openvla"))
 
 
@@ -44,7 +44,7 @@ def settings(checkpoint: Path) -> PolicyGradientAlgorithmConfig:
 
 
 @pytest.mark.slow
-def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint: Path) -> None:
+def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint):
     learner, runner = learner_of(settings(checkpoint))
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
     learner.learn(sample(learner, runner), 0.0)
@@ -60,9 +60,7 @@ def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoin
 
 
 @pytest.mark.ray
-def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(
-    local_ray: None, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_run_starts_from_the_checkpoint_and_its_own_hold_the_adapter(local_ray, checkpoint, tmp_path):
     algorithm = settings(checkpoint).build_algo()
     assert isinstance(algorithm, PolicyGradient)
     try:

@@ -268,7 +268,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
         ("a.txt --store s --goal <b>", "plain words"),
     ],
 )
-def test_the_command_names_objects_that_it_cannot_import(words: str, said: str, tmp_path, monkeypatch, capsys):
+def test_the_command_names_objects_that_it_cannot_import(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("labels")
     assert main(["labels", "import", *words.split()]) == 2

@@ -27,7 +27,7 @@ QUERY = Query(goal=CLIP.goal, left=CLIP.frames[:1], right=CLIP.frames[1:])
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("reward_models")
     made = {"robometer": save_tiny_robometer, "rynnvalue": save_tiny_rynnvalue}
     return {name: save(root / name) for name, save in made.items()}
@@ -46,7 +46,7 @@ def answer_always(judge: NumericJudge, **biases: list[float]) -> None:
             last.bias.copy_(torch.tensor(bias))
 
 
-def test_robometer_is_the_mean_of_its_bins_and_two_sigmoids(folders: dict[str, Path]) -> None:
+def test_robometer_is_the_mean_of_its_bins_and_two_sigmoids(folders):
     # by hand: bins 0 and 9 of ten at 1/4 and 3/4 are 0 and 1, so 3/4; sigmoid(log 4) = 4/5; sigmoid(-log 9) = 1/10
     progress, success = judge_of(folders["robometer"]), judge_of(folders["robometer"], score="success")
     for judge in (progress, success):
@@ -61,7 +61,7 @@ def test_robometer_is_the_mean_of_its_bins_and_two_sigmoids(folders: dict[str, P
     assert progress.compare([QUERY])[0].status is Status.NO_PREFERENCE
 
 
-def test_seconds_are_read_in_symlog() -> None:
+def test_seconds_are_read_in_symlog():
     # by hand: half in the first and half in the last of 256 bins is half of log 513, which is sqrt(513) - 1 seconds
     logits = torch.full((256,), -1e9)
     logits[[0, -1]] = 0.0
@@ -69,7 +69,7 @@ def test_seconds_are_read_in_symlog() -> None:
     assert rynnvalue.seconds_of(logits, -256.0, 256.0).item() == pytest.approx(0.0, abs=1e-4)
 
 
-def test_less_time_left_is_a_higher_score_and_the_nearer_side(folders: dict[str, Path]) -> None:
+def test_less_time_left_is_a_higher_score_and_the_nearer_side(folders):
     judge = judge_of(folders["rynnvalue"])
     scores = judge.score([replace(CLIP, frames=CLIP.frames[: 1 + number]) for number in range(5)])
     seconds = [float(score.text.split()[0]) for score in scores]
@@ -81,7 +81,7 @@ def test_less_time_left_is_a_higher_score_and_the_nearer_side(folders: dict[str,
     assert verdict.label is (Label.LEFT if left < right else Label.RIGHT) and verdict.probabilities is None
 
 
-def test_groups_are_runs_of_equal_tokens_and_see_what_the_paper_says() -> None:
+def test_groups_are_runs_of_equal_tokens_and_see_what_the_paper_says():
     groups = rynnvalue.group_tokens(torch.tensor([[5, 8, 8, 6, 9, 9, 8, 8]]), [8, 9])
     assert groups.tolist() == [[-1, 0, 0, -1, 1, 1, 2, 2]]
     there = torch.tensor([[False, True, True, True, True, True, True, True]])
@@ -91,7 +91,7 @@ def test_groups_are_runs_of_equal_tokens_and_see_what_the_paper_says() -> None:
     assert seen[7].nonzero()[:, 0].tolist() == [3, 6, 7]
 
 
-def test_no_value_depends_on_another_group(folders: dict[str, Path]) -> None:
+def test_no_value_depends_on_another_group(folders):
     judge = judge_of(folders["rynnvalue"])
     before = judge.score([CLIP])[0].value
     model = judge._model._model
@@ -105,7 +105,7 @@ def test_no_value_depends_on_another_group(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["robometer", "rynnvalue"])
-def test_a_batch_is_its_clips_one_by_one_and_eight_frames_are_shown(folders: dict[str, Path], name: str) -> None:
+def test_a_batch_is_its_clips_one_by_one_and_eight_frames_are_shown(folders, name):
     judge = judge_of(folders[name])
     clips = [CLIP, replace(CLIP, frames=CLIP.frames[:2], goal="close it"), replace(CLIP, frames=CLIP.frames[:1])]
     together = [score.value for score in judge.score(clips)]
@@ -117,13 +117,13 @@ def test_a_batch_is_its_clips_one_by_one_and_eight_frames_are_shown(folders: dic
 
 
 @pytest.mark.parametrize("name", ["robometer", "rynnvalue"])
-def test_the_presets_of_app_files_are_these_judges(folders: dict[str, Path], name: str) -> None:
+def test_the_presets_of_app_files_are_these_judges(folders, name):
     words = ["--judge.preset", f"{name}_4b", "--judge.model", str(folders[name]), "--judge.dtype", "float32"]
     config = parse_judged(BenchOptions, words, "rlvlm judge-bench").judge
     assert config.backend == name and build_judge(config).score([CLIP])[0].status is Status.OK
 
 
-def test_tokens_stand_where_the_authors_put_them(folders: dict[str, Path]) -> None:
+def test_tokens_stand_where_the_authors_put_them(folders):
     judge = judge_of(folders["robometer"])
     model = judge._model
     parts = model._progress_chat(CLIP)[0]["content"]
@@ -135,7 +135,7 @@ def test_tokens_stand_where_the_authors_put_them(folders: dict[str, Path]) -> No
     assert [model._model.token_id(token) - first for token in robometer.TOKENS] == [0, 1, 2, 3, 4]
 
 
-def test_weights_by_lerobots_names_are_the_same_model(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_weights_by_lerobots_names_are_the_same_model(folders, tmp_path):
     own, copy = folders["robometer"], tmp_path / "robometer"
     copy.mkdir()
     for file in own.iterdir():
@@ -149,7 +149,7 @@ def test_weights_by_lerobots_names_are_the_same_model(folders: dict[str, Path], 
     assert judge_of(copy).score([CLIP])[0].value == pytest.approx(judge_of(own).score([CLIP])[0].value, abs=1e-6)
 
 
-def test_a_residual_head_and_several_heads_are_built_from_the_config(tmp_path: Path) -> None:
+def test_a_residual_head_and_several_heads_are_built_from_the_config(tmp_path):
     head = {"head_type": "bro", "hidden_dims": 12, "depth": 2, "activation": "gelu"}
     folder = save_tiny_rynnvalue(tmp_path / "rynnvalue", value_head_config=head, num_value_heads=2)
     names = set(load_file(folder / "model.safetensors"))
@@ -157,7 +157,7 @@ def test_a_residual_head_and_several_heads_are_built_from_the_config(tmp_path: P
     assert judge_of(folder).score([CLIP])[0].status is Status.OK
 
 
-def test_unusable_models_and_questions_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_unusable_models_and_questions_are_refused(folders, tmp_path):
     with pytest.raises(UnsupportedQuestion, match="cannot be asked with judge.score success"):
         judge_of(folders["rynnvalue"], score="success")
     with pytest.raises(UnsupportedQuestion, match="4-bit"):
@@ -178,7 +178,7 @@ def test_unusable_models_and_questions_are_refused(folders: dict[str, Path], tmp
     assert [score.status for score in failed] == [Status.FAILED, Status.OK]
 
 
-def test_published_sentences_take_the_place_of_ours(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_published_sentences_take_the_place_of_ours(folders, tmp_path):
     file = tmp_path / "wording.json"
     file.write_text(json.dumps({"robometer_progress": "How far is '{goal}'?"}))
     judge = judge_of(folders["robometer"], wording=str(file))
@@ -199,7 +199,7 @@ def test_published_sentences_take_the_place_of_ours(folders: dict[str, Path], tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["robometer", "rynnvalue"])
-def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], name: str) -> None:
+def test_each_keeps_the_contract_of_a_judge(folders, name):
     judge = judge_of(folders[name])
     check_judge(judge)
     frames = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
@@ -207,7 +207,7 @@ def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], name: str)
     assert score.num_frames == (0 if score.status is Status.FAILED else 8)
 
 
-def test_properties_known_before_loading_match_the_models() -> None:
+def test_properties_known_before_loading_match_the_models():
     for name, model in (("robometer", robometer.Robometer), ("rynnvalue", rynnvalue.RynnValue)):
         assert abilities_of(name, "").goal_pictures == model.abilities.goal_pictures
         sentences = backends()[name].sentences

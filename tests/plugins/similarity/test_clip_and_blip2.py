@@ -1,7 +1,6 @@
 """The real networks at toy size, held to their own forward passes."""
 
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -28,13 +27,13 @@ GOALS = ["an open drawer", "a"]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("encoders")
     return {family: save_tiny_encoder(root / family, family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def images() -> np.ndarray:
+def images():
     return np.random.default_rng(0).integers(0, 256, (5, 32, 40, 3), np.uint8)
 
 
@@ -52,7 +51,7 @@ def scores(one, images: np.ndarray, goal: str = GOALS[0], goal_picture: np.ndarr
 
 @pytest.mark.parametrize("goal", GOALS)
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_a_score_is_the_models_own_cosine(folders: dict[str, Path], images: np.ndarray, family: str, goal: str) -> None:
+def test_a_score_is_the_models_own_cosine(folders, images, family, goal):
     model, tokenizer = AutoModel.from_pretrained(folders[family]), AutoTokenizer.from_pretrained(folders[family])
     seen = AutoImageProcessor.from_pretrained(folders[family])(images=list(images), return_tensors="pt")
     is_padded = family == "siglip"  # trained on texts of one length, unmasked
@@ -66,9 +65,7 @@ def test_a_score_is_the_models_own_cosine(folders: dict[str, Path], images: np.n
 
 @pytest.mark.parametrize("head", ["match", "contrast"])
 @pytest.mark.parametrize("has_query_places", [False, True])
-def test_blip2s_score_does_not_depend_on_its_batch(
-    tmp_path: Path, images: np.ndarray, has_query_places: bool, head: Any
-) -> None:
+def test_blip2s_score_does_not_depend_on_its_batch(tmp_path, images, has_query_places, head):
     """The matching head's probability, or the cosine."""
     folder = save_tiny_encoder(tmp_path, "blip2", has_query_places=has_query_places)
     model, tokenizer = Blip2ForImageTextRetrieval.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -94,7 +91,7 @@ def test_blip2s_score_does_not_depend_on_its_batch(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_batches_change_nothing(folders: dict[str, Path], images: np.ndarray, family: str) -> None:
+def test_batches_change_nothing(folders, images, family):
     values = [scores(judge(folders, family, batch_size=size), images) for size in (1, 2, 16)]
     np.testing.assert_allclose(values[0], values[1], atol=1e-6)
     np.testing.assert_allclose(values[0], values[2], atol=1e-6)
@@ -102,7 +99,7 @@ def test_batches_change_nothing(folders: dict[str, Path], images: np.ndarray, fa
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_the_image_of_the_goal_fits_itself_best(folders: dict[str, Path], images: np.ndarray, family: str) -> None:
+def test_the_image_of_the_goal_fits_itself_best(folders, images, family):
     one = judge(folders, family)
     values = scores(one, images, goal_picture=images[2:3])
     assert values[2] == pytest.approx(1.0, abs=1e-6) and values.argmax() == 2
@@ -112,7 +109,7 @@ def test_the_image_of_the_goal_fits_itself_best(folders: dict[str, Path], images
     assert [v.label for v in one.compare(queries)] == [Label.LEFT] * 3
 
 
-def test_a_baseline_changes_the_score_and_the_stamp(folders: dict[str, Path], images: np.ndarray) -> None:
+def test_a_baseline_changes_the_score_and_the_stamp(folders, images):
     plain = judge(folders, "clip")
     projected = judge(folders, "clip", similarity=SimilarityConfig(baseline="a drawer", alpha=1.0))
     unused = judge(folders, "clip", similarity=SimilarityConfig(baseline="a drawer", alpha=0.0))
@@ -121,7 +118,7 @@ def test_a_baseline_changes_the_score_and_the_stamp(folders: dict[str, Path], im
     assert "baseline='a drawer' alpha=1" in projected.stamp.decoding and plain.stamp != projected.stamp
 
 
-def test_blip2_has_no_goal_images_and_no_baseline(folders: dict[str, Path], images: np.ndarray) -> None:
+def test_blip2_has_no_goal_images_and_no_baseline(folders, images):
     one = judge(folders, "blip2")
     query = Query(goal="open it", left=images[:1], right=images[1:2], goal_picture=images[:1])
     assert one.compare([query])[0].status is Status.FAILED
@@ -130,13 +127,13 @@ def test_blip2_has_no_goal_images_and_no_baseline(folders: dict[str, Path], imag
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_agrees_with_whole(folders: dict[str, Path], images: np.ndarray, family: str) -> None:
+def test_half_precision_agrees_with_whole(folders, images, family):
     half, whole = (scores(judge(folders, family, dtype=dtype), images) for dtype in ("bfloat16", "float32"))
     np.testing.assert_allclose(half, whole, atol=0.05)
 
 
 @pytest.mark.slow
-def test_an_unusable_model_is_refused_with_the_reason(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_unusable_model_is_refused_with_the_reason(folders, tmp_path):
     with pytest.raises(JudgeUnavailable, match="no judge at"):
         judge({"clip": tmp_path / "none"}, "clip")
     (tmp_path / "empty").mkdir()
@@ -150,7 +147,7 @@ def test_an_unusable_model_is_refused_with_the_reason(folders: dict[str, Path], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["clip", "blip2"])
-def test_random_weights_are_drawn_by_the_judges_seed_and_say_what_they_are(backend: str, images: np.ndarray) -> None:
+def test_random_weights_are_drawn_by_the_judges_seed_and_say_what_they_are(backend, images):
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     one, again, other = (
@@ -164,7 +161,7 @@ def test_random_weights_are_drawn_by_the_judges_seed_and_say_what_they_are(backe
     assert one.stamp != other.stamp and not np.allclose(values, scores(other, images[:2]))
 
 
-def test_memory_that_runs_out_makes_the_batches_smaller_and_keeps_the_order() -> None:
+def test_memory_that_runs_out_makes_the_batches_smaller_and_keeps_the_order():
     sizes, released = [], []
 
     def ask(batch):
@@ -182,7 +179,7 @@ def test_memory_that_runs_out_makes_the_batches_smaller_and_keeps_the_order() ->
         batches.run([1], lambda batch: torch.zeros(2) + torch.zeros(3))
 
 
-def test_a_network_that_breaks_is_unavailable(folders: dict[str, Path], images: np.ndarray) -> None:
+def test_a_network_that_breaks_is_unavailable(folders, images):
     clip = judge(folders, "clip")
     for error, says in ((torch.OutOfMemoryError("out of memory"), "out of memory"), (ValueError("odd"), "broke: odd")):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(JudgeUnavailable, match=says):
@@ -190,7 +187,7 @@ def test_a_network_that_breaks_is_unavailable(folders: dict[str, Path], images: 
             scores(clip, images)
 
 
-def test_the_baseline_removes_the_part_off_the_line_to_the_goal() -> None:
+def test_the_baseline_removes_the_part_off_the_line_to_the_goal():
     # By hand, in the plane: goal (0, 1), baseline (1, 0), state (1, 0) + what has nothing to do with it (third axis).
     goal, baseline, state = np.array([[0.0, 1.0, 0.0]]), np.array([1.0, 0.0, 0.0]), np.array([[0.6, 0.0, 0.8]])
     # Line direction (-1, 1, 0); (state - baseline) . line = 0.4, over 2 is 0.2; projection (0.8, 0.2, 0).
@@ -201,7 +198,7 @@ def test_the_baseline_removes_the_part_off_the_line_to_the_goal() -> None:
     assert baseline_reward(state, goal, baseline, 0.5) == pytest.approx([0.27])
 
 
-def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
+def test_rewards_stay_in_their_range_and_the_goal_itself_is_best():
     rng = np.random.default_rng(0)
     states, goals = unit(rng.normal(size=(500, 8))), unit(rng.normal(size=(500, 8)))
     baseline = unit(rng.normal(size=(1, 8)))[0]
@@ -214,19 +211,19 @@ def test_rewards_stay_in_their_range_and_the_goal_itself_is_best() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_keeps_the_contract_of_a_judge(folders: dict[str, Path], family: str) -> None:
+def test_each_keeps_the_contract_of_a_judge(folders, family):
     one = judge(folders, family, batch_size=3)
     check_judge(one)
     frames = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
     assert one.score([Clip(goal="open the drawer", frames=frames)])[0].num_frames == 1
 
 
-def test_properties_known_before_loading_match_the_models() -> None:
+def test_properties_known_before_loading_match_the_models():
     for backend, rater in (("clip", ClipRater), ("blip2", Blip2Rater)):
         assert abilities_of(backend, "").goal_pictures == rater.sees_goal_images
 
 
-def test_they_take_a_described_state_and_are_named_after_their_weights() -> None:
+def test_they_take_a_described_state_and_are_named_after_their_weights():
     config = recipe("drawer_open")
     assert config.judge_goal == "open the drawer"
     for backend in ("clip", "blip2"):

@@ -5,14 +5,7 @@ from pathlib import Path
 import torch
 from tiny_vlm import build_tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    Blip2Config,
-    Blip2ForImageTextRetrieval,
-    CLIPConfig,
-    CLIPModel,
-    SiglipConfig,
-    SiglipModel,
-)
+from transformers import Blip2Config, Blip2ForImageTextRetrieval, CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil

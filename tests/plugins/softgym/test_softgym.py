@@ -16,7 +16,7 @@ STAND_IN = Path(__file__).parent / "stand_in"
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def importable(monkeypatch):
     monkeypatch.syspath_prepend(STAND_IN)
 
 
@@ -24,7 +24,7 @@ def make(**fields: Any) -> SoftGymEnv:
     return SoftGymEnv(StepEnvConfig(**({"episode_steps": 20} | fields)), 0, "RopeFlatten")
 
 
-def test_a_step_by_hand() -> None:
+def test_a_step_by_hand():
     env = make()
     obs, info = env.reset()
     np.testing.assert_array_equal(obs, np.zeros(9))
@@ -39,13 +39,13 @@ def test_a_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("start", ["fixed", "random"])
-def test_it_keeps_the_contract(start: str) -> None:
+def test_it_keeps_the_contract(start):
     different = np.zeros((3, 31), np.float32)
     different[:, 1] = 0.0, 0.3, 0.6
     check_step_env(make(start=start), make(start=start), different)
 
 
-def test_envs_that_share_the_simulator_do_not_disturb_each_other() -> None:
+def test_envs_that_share_the_simulator_do_not_disturb_each_other():
     env, right = make(), np.array([1, 0], np.float32)
     alone = [env.step(right)[0] for _ in range(4)]
     one, other = make(), make(start="random")
@@ -55,7 +55,7 @@ def test_envs_that_share_the_simulator_do_not_disturb_each_other() -> None:
         other.draw(other.snapshot()[None], 16)
 
 
-def test_tasks_are_offered_where_softgym_can_be_imported() -> None:
+def test_tasks_are_offered_where_softgym_can_be_imported():
     assert not any(name.startswith("softgym/") for name in task_names())
     path = os.pathsep.join([str(STAND_IN), *sys.path])
     code = "from rlvlm.envs.registry import *; print(task_goal('softgym/RopeFlatten'), '|', *task_names())"

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ def asked(judge, completions, goal="", **columns):
     return asyncio.run(function(prompts=["draw"] * len(completions), completions=completions, **columns))
 
 
-def test_completions_are_scored_and_missing_answers_are_none() -> None:
+def test_completions_are_scored_and_missing_answers_are_none():
     # by hand: n letters make a grey of 17 n, of 255
     logged = {}
     columns = {"goal": ["bright"] * 4, "side": [4] * 4, "trainer_state": object(), "log_metric": logged.__setitem__}
@@ -32,11 +31,11 @@ def test_completions_are_scored_and_missing_answers_are_none() -> None:
     assert logged == {"judge/answered": 0.5}
 
 
-def test_no_completions_are_no_rewards() -> None:
+def test_no_completions_are_no_rewards():
     assert asked(Faulty(), []) == []
 
 
-def test_a_data_set_without_the_goal_says_which_column() -> None:
+def test_a_data_set_without_the_goal_says_which_column():
     with pytest.raises(UsageError, match="no column 'goal' with the goals; it has prompt, side") as raised:
         asked(Faulty(), ["a"], side=[4])
     assert "goal_column" in raised.value.fix
@@ -44,7 +43,7 @@ def test_a_data_set_without_the_goal_says_which_column() -> None:
 
 @needs("trl")
 @pytest.mark.slow
-def test_the_page_trains_with_trl_on_a_judge(tmp_path: Path) -> None:
+def test_the_page_trains_with_trl_on_a_judge(tmp_path):
     tiny_model(tmp_path)
     checks = """
 log = [row for row in trainer.state.log_history if "rewards/judged_or_none/mean" in row]

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 import pytest
 from frameworks import needs, run, served, snippet
@@ -18,13 +17,13 @@ def show(reply, ground_truth, extra_info):
 
 
 @pytest.fixture
-def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def show(tmp_path, monkeypatch):
     (tmp_path / "show_of_verl.py").write_text(SHOW)
     yield f"{tmp_path}/show_of_verl.py:show"
     sys.modules.pop("show_of_verl", None)
 
 
-def test_rows_are_scored_together_by_their_own_goals(tmp_path: Path, show: str) -> None:
+def test_rows_are_scored_together_by_their_own_goals(tmp_path, show):
     with served(tmp_path) as (url, home):
         token = (home / ".rlvlm" / "token").read_text()
         asked = [
@@ -41,20 +40,20 @@ def test_rows_are_scored_together_by_their_own_goals(tmp_path: Path, show: str) 
     assert {row["judge_answered"] for row in found} == {1.0}
 
 
-def test_a_killed_server_is_worth_what_the_settings_say(show: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_server_is_worth_what_the_settings_say(show, monkeypatch):
     monkeypatch.setattr("rlvlm.judges.http.CONNECT_S", 0.1)
     dead = {"url": "http://127.0.0.1:9", "token": "t", "show": show, "goal": "bright", "without_answer": 0.5}
     assert asyncio.run(compute_score("toy", "a", "", **dead)) == {"score": 0.5, "judge_answered": 0.0}
 
 
-def test_a_row_without_a_goal_says_where_it_is_missing(show: str) -> None:
+def test_a_row_without_a_goal_says_where_it_is_missing(show):
     with pytest.raises(UsageError, match="a row of toy has no extra_info.goal; extra_info has index"):
         asyncio.run(compute_score("toy", "a", "", {"index": 3}, url="http://127.0.0.1:9", token="t", show=show))
 
 
 @needs("verl")
 @pytest.mark.slow
-def test_verls_own_loader_and_reward_manager_call_it_as_the_page_says(tmp_path: Path) -> None:
+def test_verls_own_loader_and_reward_manager_call_it_as_the_page_says(tmp_path):
     (tmp_path / "my_file.py").write_text(snippet("verl"))
     program = (
         f"PAGE = {snippet('verl', 'yaml')!r}"

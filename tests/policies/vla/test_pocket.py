@@ -7,7 +7,7 @@ from rlvlm.policies.vla.pocket import PocketVLA
 from tests.oracles import pocket_vla as oracle
 
 
-def test_the_pass_is_that_of_a_plain_program() -> None:
+def test_the_pass_is_that_of_a_plain_program():
     config = PocketVLAConfig(
         vocabulary=50,
         word_width=6,

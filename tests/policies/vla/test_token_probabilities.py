@@ -8,7 +8,7 @@ import torch
 from rlvlm.policies.vla.tokens import draw_bins, entropy, likeliest_bins, log_distribution, log_probs_of
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     logits = torch.full((256,), -1e9)
     logits[3], logits[254], logits[255] = math.log(2.0), 0.0, 0.0  # 1/2, 1/4 and 1/4, the last two one action
     found = log_distribution(logits, 1.0).exp()
@@ -16,14 +16,14 @@ def test_by_hand() -> None:
     assert entropy(logits.clamp(min=-50), 1.0) == pytest.approx(math.log(2), abs=1e-5)
 
 
-def test_a_temperature_of_two_takes_the_square_root() -> None:
+def test_a_temperature_of_two_takes_the_square_root():
     logits = torch.full((256,), -1e9)
     logits[0], logits[1] = math.log(9.0), 0.0
     assert log_probs_of(logits, torch.tensor(0), 2.0).exp() == pytest.approx(3 / 4)
     assert log_probs_of(logits.bfloat16(), torch.tensor(0), 1.0).dtype == torch.float32
 
 
-def test_log_probs_of_picks_from_the_distribution_and_the_alias_is_the_top_bin() -> None:
+def test_log_probs_of_picks_from_the_distribution_and_the_alias_is_the_top_bin():
     logits = torch.randn(5, 256, generator=torch.Generator().manual_seed(0)) * 3
     table = log_distribution(logits, 1.6)
     assert torch.allclose(table.exp().sum(-1), torch.ones(5), atol=1e-6)
@@ -33,7 +33,7 @@ def test_log_probs_of_picks_from_the_distribution_and_the_alias_is_the_top_bin()
     assert torch.equal(top, alias)
 
 
-def test_drawing_follows_the_probabilities_and_repeats_with_its_seed() -> None:
+def test_drawing_follows_the_probabilities_and_repeats_with_its_seed():
     logits = torch.full((20_000, 256), -30.0)
     logits[:, 7], logits[:, 254], logits[:, 255] = math.log(0.5), math.log(0.2), math.log(0.3)
     bins, log_probs = draw_bins(logits, 1.0, torch.Generator().manual_seed(3))
@@ -43,13 +43,13 @@ def test_drawing_follows_the_probabilities_and_repeats_with_its_seed() -> None:
     assert torch.allclose(log_probs, log_probs_of(logits, bins, 1.0), atol=1e-5)
 
 
-def test_the_likeliest_action_may_be_the_top_bin_by_its_two_names() -> None:
+def test_the_likeliest_action_may_be_the_top_bin_by_its_two_names():
     logits = torch.full((1, 256), -30.0)
     logits[0, 5], logits[0, 254], logits[0, 255] = math.log(0.4), math.log(0.3), math.log(0.3)
     assert likeliest_bins(logits).tolist() == [254]
 
 
-def test_tokens_that_are_not_explored_are_the_likeliest() -> None:
+def test_tokens_that_are_not_explored_are_the_likeliest():
     logits = torch.randn(500, 6, 256, generator=torch.Generator().manual_seed(2))
     explored = torch.tensor([True, False, True] * 2)
     bins, log_probs = draw_bins(logits, 1.0, torch.Generator().manual_seed(3), explored=explored)

@@ -5,19 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from rlvlm.policies.vla.tokens import (
-    ALIAS,
-    CENTRES,
-    TOP_BIN,
-    ActionScale,
-    decode,
-    encode,
-    ids_of_bins,
-)
+from rlvlm.policies.vla.tokens import ALIAS, CENTRES, TOP_BIN, ActionScale, decode, encode, ids_of_bins
 from rlvlm.policies.vla.used_range import used_range
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     width = 2 / 255  # 256 edges from -1 to 1 are 255 intervals apart
     numbers = np.array([-1.0, -1.0 + 1.5 * width, 0.0, 1.0 - 0.5 * width, 1.0, 7.0], np.float32)
     assert encode(numbers).tolist() == [0, 1, 127, 254, 255, 255]
@@ -25,7 +17,7 @@ def test_by_hand() -> None:
     assert decode(np.array([0, 127, 254, 255])) == pytest.approx([-1 + width / 2, 0, 1 - width / 2, 1 - width / 2])
 
 
-def test_every_bin_comes_back_and_the_alias_means_the_top_bin() -> None:
+def test_every_bin_comes_back_and_the_alias_means_the_top_bin():
     bins = np.arange(256)
     assert (np.diff(CENTRES) > 0).all(), "a higher bin is a larger action, and so a higher token a smaller one"
     assert ids_of_bins(bins).tolist() == list(range(31_999, 31_743, -1))
@@ -35,7 +27,7 @@ def test_every_bin_comes_back_and_the_alias_means_the_top_bin() -> None:
     assert again[ALIAS] == TOP_BIN and decode(bins)[ALIAS] == decode(bins)[TOP_BIN]
 
 
-def test_scale_goes_there_and_back_and_leaves_the_gripper_alone() -> None:
+def test_scale_goes_there_and_back_and_leaves_the_gripper_alone():
     scale = ActionScale(low=(-0.5, 0.0, 0.0), high=(1.5, 0.0, 1.0), scaled=(True, True, False))
     env = scale.to_env(np.array([[0.0, -1.0, 0.25], [1.0, 1.0, 1.0]], np.float32))
     assert env == pytest.approx(np.array([[0.5, 0.0, 0.25], [1.5, 0.0, 1.0]]), abs=1e-7)
@@ -43,7 +35,7 @@ def test_scale_goes_there_and_back_and_leaves_the_gripper_alone() -> None:
     assert back == pytest.approx(np.array([[0.0, -1.0, 0.25], [1.0, -1.0, 1.0]]), abs=1e-7)
 
 
-def test_scale_is_read_from_a_checkpoints_statistics() -> None:
+def test_scale_is_read_from_a_checkpoints_statistics():
     statistics = {"q01": [-0.6, 0.0], "q99": [0.8, 1.0], "mask": [True, False], "mean": [0, 0]}
     text = json.dumps({"libero_10_no_noops": {"action": statistics}})
     scale = ActionScale.read(text, "libero_10_no_noops")
@@ -56,7 +48,7 @@ def test_scale_is_read_from_a_checkpoints_statistics() -> None:
             ActionScale.read(text.replace("0.8", odd), "libero_10_no_noops")
 
 
-def test_rarely_demonstrated_actions_can_be_chosen() -> None:
+def test_rarely_demonstrated_actions_can_be_chosen():
     """A wrist that turns in 6 of 1,000 steps and a button pressed in 5; both percentiles are the same number."""
     actions = np.zeros((1_000, 3), np.float32)
     actions[:, 0] = np.linspace(-0.5, 0.5, 1_000)
@@ -69,7 +61,7 @@ def test_rarely_demonstrated_actions_can_be_chosen() -> None:
     assert still.to_env(decode(encode(np.array([0.9], np.float32)))) == pytest.approx(0.3)
 
 
-def test_scale_of_demonstrations_is_their_quantiles() -> None:
+def test_scale_of_demonstrations_is_their_quantiles():
     actions = np.stack([np.linspace(0, 1, 101), np.linspace(-2, 2, 101)], axis=1).astype(np.float32)
     scale = ActionScale.of_actions(actions, (True, True))
     assert scale.low == pytest.approx((0.01, -1.96)) and scale.high == pytest.approx((0.99, 1.96))

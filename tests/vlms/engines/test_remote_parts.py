@@ -30,7 +30,7 @@ from rlvlm.vlms.engines.secret import Secret, read_key
 from rlvlm.vlms.stills import to_png
 
 
-def test_choices_have_the_probability_of_their_first_tokens() -> None:
+def test_choices_have_the_probability_of_their_first_tokens():
     # By hand: 0 has 0.5 + 0.1, 1 has 0.2, what begins with a minus 0.1 + 0.04; 0.02 are left, and all are listed.
     tokens = [("0", 0.5), (" 0", 0.1), ("1", 0.2), ("-", 0.1), ("-1", 0.04), ("The", 0.04)]
     assert token_masses(tokens, LABEL_TOKENS) == (pytest.approx([0.6, 0.2, 0.14]), 0.0)
@@ -41,7 +41,7 @@ def test_choices_have_the_probability_of_their_first_tokens() -> None:
         assert token_masses(odd, LABEL_TOKENS) is None
 
 
-def test_an_image_survives_the_wire_to_the_bit() -> None:
+def test_an_image_survives_the_wire_to_the_bit():
     from io import BytesIO
 
     from PIL import Image
@@ -50,7 +50,7 @@ def test_an_image_survives_the_wire_to_the_bit() -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(to_png(image)))), image)
 
 
-def test_a_servers_wish_to_be_left_alone_is_read() -> None:
+def test_a_servers_wish_to_be_left_alone_is_read():
     read: dict[str, float | None] = {"3": 3.0, "0.5": 0.5, "soon": None, "-1": None, "inf": None, "nan": None}
     read |= {"Fri, 31 Dec 999999999999 23:59:59 GMT": None, "Fri, 31 Dec 9999 99:99:99 +99999999999": None}
     assert {text: retry_after_s({"retry-after": text}) for text in read} == read
@@ -59,7 +59,7 @@ def test_a_servers_wish_to_be_left_alone_is_read() -> None:
     assert retry_after_s({"retry-after": date}) == pytest.approx(100, abs=60)
 
 
-def test_the_end_of_a_quota_is_read_in_every_form_that_servers_write() -> None:
+def test_the_end_of_a_quota_is_read_in_every_form_that_servers_write():
     soon = time.time() + 90
     read: dict[str, float | None] = {"90": 90, "1m30s": 90, "1h2m3.5s": 3723.5, "250ms": 0.25, "soon": None, "": None}
     read |= {f"{soon:.0f}": 90, f"{soon * 1e3:.0f}": 90, f"{soon - 300:.0f}": 0.0}  # since 1970; past
@@ -75,7 +75,7 @@ def test_the_end_of_a_quota_is_read_in_every_form_that_servers_write() -> None:
     assert reset_s(spent) == 2 and reset_s({"x-ratelimit-limit": "20"}) is None
 
 
-def test_when_to_ask_again_stands_in_many_places_of_an_error() -> None:
+def test_when_to_ask_again_stands_in_many_places_of_an_error():
     inner = {"metadata": {"headers": {"X-RateLimit-Reset": "30"}}}
     info = {"details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "43s"}]}
     day = {"details": [*info["details"], {"violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel"}]}]}
@@ -113,13 +113,13 @@ REFUSALS = (
 
 
 @pytest.mark.parametrize(("status", "words", "kind", "fix"), REFUSALS)
-def test_a_refusal_has_the_fix_for_its_reason(status: int, words: str, kind: type, fix: str) -> None:
+def test_a_refusal_has_the_fix_for_its_reason(status, words, kind, fix):
     failure: Any = failure_of(status, words)
     assert type(failure) is kind and fix in failure.fix and bool(fix) == bool(failure.fix), failure
     assert f"HTTP {status}" in str(failure) and "<" not in str(failure)
 
 
-def test_every_status_has_its_meaning() -> None:
+def test_every_status_has_its_meaning():
     meant = {Refused: (400, 413, 307), ModelUnavailable: (401, 403, 404, 402)}
     meant |= {TransientError: (408, 409, 429, 500, 503, 529)}
     for kind, statuses in meant.items():
@@ -129,7 +129,7 @@ def test_every_status_has_its_meaning() -> None:
 # --- the key ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_secret_is_shown_only_on_request() -> None:
+def test_a_secret_is_shown_only_on_request():
     secret = Secret("sk-1")
     assert secret.reveal() == "sk-1" and repr(secret) == str(secret) == f"{secret}" == "[key]"
     assert secret.scrub("a sk-1 b sk-1") == "a [key] b [key]" and Secret("").scrub("abc") == "abc"
@@ -138,7 +138,7 @@ def test_a_secret_is_shown_only_on_request() -> None:
         pickle.dumps(secret)
 
 
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_refused(tmp_path):
     file = tmp_path / "key"
     file.write_text("sk-secret")
     for mode in (0o644, 0o640, 0o604, 0o660):
@@ -150,7 +150,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert read_key(ApiConfig(key_file=str(file)), usual=(), is_needed=True).reveal() == "sk-secret"
 
 
-def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path):
     file = tmp_path / "key"
     for content in (b"", b"  \n", b"two words", b"k\x00ey", b"\xff\xfe", b"x" * 5_000):
         file.write_bytes(content)
@@ -161,7 +161,7 @@ def test_a_file_that_holds_no_key_is_refused_without_showing_it(tmp_path: Path) 
         read_key(ApiConfig(key_file=str(tmp_path / "none")), usual=(), is_needed=True)
 
 
-def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_the_named_place_alone(monkeypatch):
     monkeypatch.setenv("USUAL", "one")
     monkeypatch.setenv("MINE", " two\n")
     assert read_key(ApiConfig(), usual=("ABSENT", "USUAL"), is_needed=True).reveal() == "one"
@@ -171,7 +171,7 @@ def test_keys_come_from_the_named_place_alone(monkeypatch: pytest.MonkeyPatch) -
         read_key(ApiConfig(key_env="NOT_THERE"), usual=("USUAL",), is_needed=False)
 
 
-def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated() -> None:
+def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated():
     urls = ("https://sk-abc@host/v1", "https://host/v1?key=sk-abc", "sk-abc", "file:///sk-abc")
     urls += ("http://host:sk-abc/v1", "http://host:99999/v1", "http://[::1/v1")
     keys = (("key_env", "sk-abc"), ("key_file", "sk-abc"), ("key_file", "AIzaabc"))
@@ -184,7 +184,7 @@ def test_a_key_in_the_wrong_setting_is_refused_and_not_repeated() -> None:
 # --- budget -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_is_reserved_at_its_worst_and_settled_at_its_true_price() -> None:
+def test_a_request_is_reserved_at_its_worst_and_settled_at_its_true_price():
     # By hand: 2 USD a million in, 10 out. Worst 1,000 + 100 tokens: 0.003 USD. True 500 + 10: 0.0011 USD.
     budget = Budget(ApiConfig(usd_per_million_input=2, usd_per_million_output=10, max_cost_usd=0.0045))
     reserved = budget.reserve(1_000, 100)
@@ -198,7 +198,7 @@ def test_a_request_is_reserved_at_its_worst_and_settled_at_its_true_price() -> N
     assert budget.spent == Spent(requests=2, cost_usd=pytest.approx(0.0041))
 
 
-def test_without_prices_requests_are_counted_and_cost_nothing() -> None:
+def test_without_prices_requests_are_counted_and_cost_nothing():
     budget = Budget(ApiConfig(max_requests=2))
     assert budget.price(1, 1) is None and [budget.reserve(1, 1), budget.reserve(1, 1)] == [0.0, 0.0]
     with pytest.raises(BudgetSpent, match="2 requests"):
@@ -211,7 +211,7 @@ def _reserve_many(ledger: str, num: int) -> None:
         budget.settle(budget.reserve(100, 0), Usage(tokens_in=50, tokens_out=0, cost_usd=5e-5))
 
 
-def test_a_ledger_counts_for_several_processes_at_once(tmp_path: Path) -> None:
+def test_a_ledger_counts_for_several_processes_at_once(tmp_path):
     ledger = str(tmp_path / "ledger")
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_reserve_many, args=(ledger, 200)) for _ in range(3)]
@@ -222,9 +222,7 @@ def test_a_ledger_counts_for_several_processes_at_once(tmp_path: Path) -> None:
     assert len(Path(ledger).read_text().splitlines()) == 1
 
 
-def test_a_ledger_that_cannot_be_locked_is_refused_by_its_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_that_cannot_be_locked_is_refused_by_its_file_system(tmp_path, monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
@@ -234,7 +232,7 @@ def test_a_ledger_that_cannot_be_locked_is_refused_by_its_file_system(
     assert "another disk: judge.api.ledger" in caught.value.fix
 
 
-def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path):
     ledger = tmp_path / "ledger"
     for content in ("{", "[1]", json.dumps({"requests": "many"})):
         ledger.write_text(content)
@@ -245,14 +243,14 @@ def test_a_damaged_ledger_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["ledger"]
 
 
-def test_impossible_limits_are_refused_by_name() -> None:
+def test_impossible_limits_are_refused_by_name():
     wrong = {"concurrency": 0, "timeout_s": 0.0, "deadline_s": -1.0, "retries": -1, "max_requests": -1}
     for name, value in (wrong | {"max_cost_usd": 1.0}).items():  # a cap without prices
         with pytest.raises(ValueError, match=f"judge.api.{name}"):
             ApiConfig(**{name: value})
 
 
-def test_a_batch_may_not_take_longer_than_its_caller_waits() -> None:
+def test_a_batch_may_not_take_longer_than_its_caller_waits():
     # By hand: 16 questions, 4 at a time, 100 s each may take 400 s.
     judge = JudgeConfig(backend="openai", model="m", api=ApiConfig(concurrency=4))
     StepsRun(task="tiny", judge=JudgeConfig(backend="openai", model="m"))

@@ -133,7 +133,7 @@ def test_vllms_environment_needs_no_peft():
 
 
 @pytest.mark.parametrize(("names", "odd"), [(["a.qkv", "a.o"], ""), (["a.qkv", "b.o"], "b.o"), (["x.up"], "x.up")])
-def test_an_adapter_with_layers_that_the_model_has_not_is_refused_and_unloaded(names: list[str], odd: str) -> None:
+def test_an_adapter_with_layers_that_the_model_has_not_is_refused_and_unloaded(names, odd):
     """vLLM's workers leave such layers out, in silence, and answer with the model alone where none fits."""
     adapter, model = (
         SimpleNamespace(loras=dict.fromkeys(names)),

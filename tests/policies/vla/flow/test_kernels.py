@@ -64,7 +64,7 @@ def final_moments(denoiser: Denoiser) -> tuple[float, float]:
     return mean, math.sqrt(variance)
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     x, v, t, t_next = (torch.full((1, 1, 1), number) for number in (2.0, 1.0, 0.5, 0.25))
     # a^ = 2 - .5 = 1.5, e^ = 2 + .5 = 2.5
     found = {name: kernel(x, v, t, t_next, torch.tensor(0.5)) for name, kernel in KERNELS.items()}
@@ -87,7 +87,7 @@ def test_by_hand() -> None:
     + [(kernel, num_steps, None) for kernel in ("learned", "cps") for num_steps in (1, 10)]
     + [("sde", 1, None)],
 )
-def test_the_moments_of_a_gaussian_are_those_of_the_recursion(kernel: str, num_steps: int, std: float | None) -> None:
+def test_the_moments_of_a_gaussian_are_those_of_the_recursion(kernel, num_steps, std):
     found = final_moments(gaussian(kernel, num_steps, 0.5))
     assert found == pytest.approx(oracle.final_moments(kernel, num_steps, 0.5, **TARGET), abs=1e-6)
     if std is not None:
@@ -96,7 +96,7 @@ def test_the_moments_of_a_gaussian_are_those_of_the_recursion(kernel: str, num_s
         assert found[0] == pytest.approx(TARGET["m"], abs=1e-6), "the mean is exact at every K"
 
 
-def test_ten_steps_sampled_have_the_recursions_moments() -> None:
+def test_ten_steps_sampled_have_the_recursions_moments():
     num = 20_000
     draw = draws((num, 1, 1))
     actions = gaussian("sde", 10, 0.5).sample(draw(), ALL.expand(num, 10, 1, 1), draw).states[:, -1]
@@ -105,7 +105,7 @@ def test_ten_steps_sampled_have_the_recursions_moments() -> None:
     assert actions.std().item() == pytest.approx(std, rel=5 / math.sqrt(2 * num))
 
 
-def test_densities_and_entropies_are_torchs() -> None:
+def test_densities_and_entropies_are_torchs():
     draw = draws((6, 4), dtype=torch.float64)
     x, mean, std = draw(), draw(), draw().exp()
     torch.testing.assert_close(log_density(x, mean, std), Normal(mean, std).log_prob(x), atol=1e-12, rtol=1e-12)
@@ -115,7 +115,7 @@ def test_densities_and_entropies_are_torchs() -> None:
     torch.testing.assert_close(single.double(), log_density(x, mean, std), atol=1e-4, rtol=1e-5)
 
 
-def test_steps_without_noise_add_nothing_and_have_no_gradient() -> None:
+def test_steps_without_noise_add_nothing_and_have_no_gradient():
     mean = torch.randn(5, requires_grad=True)
     std = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0], requires_grad=True)
     found = log_density(torch.randn(5), mean, std) + entropy(std)
@@ -134,7 +134,7 @@ def test_steps_without_noise_add_nothing_and_have_no_gradient() -> None:
 
 @pytest.mark.parametrize("kernel", NOISY)
 @pytest.mark.parametrize("num_steps", [1, 4, 10])
-def test_a_sampled_log_prob_is_the_one_that_is_found_later(kernel: str, num_steps: int) -> None:
+def test_a_sampled_log_prob_is_the_one_that_is_found_later(kernel, num_steps):
     weights = torch.tensor([0.4, -0.3])
     denoiser, num = linear(kernel, num_steps, 0.5, weights), 3 * num_steps
     is_noisy = torch.ones(num, num_steps, 5, 3, dtype=torch.bool)
@@ -152,7 +152,7 @@ def test_a_sampled_log_prob_is_the_one_that_is_found_later(kernel: str, num_step
 
 
 @pytest.mark.parametrize("kernel", NOISY)
-def test_log_probs_and_gradients_are_those_of_loops_and_of_finite_differences(kernel: str) -> None:
+def test_log_probs_and_gradients_are_those_of_loops_and_of_finite_differences(kernel):
     weights = torch.tensor([0.4, -0.3], dtype=torch.float64, requires_grad=True)
     denoiser = linear(kernel, 4, 0.5, weights)
     scored = torch.tensor([[True, True, False], [True, True, False], [False, False, False]])
@@ -179,7 +179,7 @@ def test_log_probs_and_gradients_are_those_of_loops_and_of_finite_differences(ke
     torch.testing.assert_close(single.double(), value.detach(), atol=1e-4, rtol=1e-5)
 
 
-def test_unscored_elements_change_no_log_prob() -> None:
+def test_unscored_elements_change_no_log_prob():
     weights = torch.tensor([0.4, -0.3])
     denoiser = linear("sde", 4, 0.5, weights)
     scored = torch.zeros(5, 4, dtype=torch.bool)
@@ -196,7 +196,7 @@ def test_unscored_elements_change_no_log_prob() -> None:
     torch.testing.assert_close(ode.states[:, -1][:, ~scored], chain.states[:, -1][:, ~scored])
 
 
-def test_a_body_in_bfloat16_has_its_densities_in_float32() -> None:
+def test_a_body_in_bfloat16_has_its_densities_in_float32():
     coarse = Denoiser(
         velocity=lambda x, t: (0.4 * x).bfloat16(),
         noise=lambda x, t: torch.tensor(0.5),
@@ -209,7 +209,7 @@ def test_a_body_in_bfloat16_has_its_densities_in_float32() -> None:
     assert found.dtype == torch.float32 and torch.equal(found, chain.log_probs)
 
 
-def test_the_loss_equals_loops_and_skips_padding() -> None:
+def test_the_loss_equals_loops_and_skips_padding():
     generator = torch.Generator().manual_seed(2)
     actions, eps = (torch.randn(3, 4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     t = torch.tensor([0.2, 0.7, 1.0], dtype=torch.float64)
@@ -237,7 +237,7 @@ def test_the_loss_equals_loops_and_skips_padding() -> None:
     assert torch.equal(losses(torch.where(is_real, actions, 99.0)), found)
 
 
-def test_training_times_are_pi0s_and_stds_keep_within_their_bounds() -> None:
+def test_training_times_are_pi0s_and_stds_keep_within_their_bounds():
     uniform = (torch.arange(10_000) + 0.5) / 10_000
     times = training_times(uniform)
     assert 0.001 <= times.min() and times.max() <= 1.0
@@ -257,7 +257,7 @@ def test_training_times_are_pi0s_and_stds_keep_within_their_bounds() -> None:
         ("one", True, [1 / 3] * 3 + [0]),
     ],
 )
-def test_which_steps_are_noisy(which: str, ignore_last: bool, shares: list[float]) -> None:
+def test_which_steps_are_noisy(which, ignore_last, shares):
     steps = noisy_steps(4_000, 4, which, ignore_last, torch.Generator().manual_seed(0))
     assert steps.float().mean(dim=0).tolist() == pytest.approx(shares, abs=0.04)
     if which == "one":
@@ -265,7 +265,7 @@ def test_which_steps_are_noisy(which: str, ignore_last: bool, shares: list[float
 
 
 @pytest.mark.parametrize("kernel", NOISY)
-def test_the_policy_gradient_finds_the_optimum_of_a_bandit(kernel: str) -> None:
+def test_the_policy_gradient_finds_the_optimum_of_a_bandit(kernel):
     """The reward -(a - .6)^2 is largest where the action's mean is .6, whatever the noise."""
     shift = torch.zeros((), requires_grad=True)
     num_steps = 2 if kernel == "cps" else 1  # its last step is not noisy

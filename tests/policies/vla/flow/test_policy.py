@@ -61,7 +61,7 @@ def sampling(**settings: Any) -> Sampling:
         ({"steps": 4, "kernel": "cps"}, 3),
     ],
 )
-def test_before_an_update_every_ratio_is_one(flow: dict[str, Any], num_learned: int) -> None:
+def test_before_an_update_every_ratio_is_one(flow, num_learned):
     policy, obs, _ = pocket(**flow)
     drawn = policy.sample(obs, sampling(temperature=0.7))
     found = policy.log_probs(obs, drawn.answers, Reading(temperature=0.7))
@@ -81,7 +81,7 @@ def test_before_an_update_every_ratio_is_one(flow: dict[str, Any], num_learned: 
     assert all(name.startswith("network.value_head") for name in missing)
 
 
-def test_greedy_chunks_are_the_odes_and_have_nothing_to_learn_from() -> None:
+def test_greedy_chunks_are_the_odes_and_have_nothing_to_learn_from():
     policy, obs, _ = pocket(steps=4)
     drawn = policy.sample(obs, sampling())
     again = policy.sample(obs, Sampling(generator=torch.Generator().manual_seed(9)))
@@ -97,7 +97,7 @@ def test_greedy_chunks_are_the_odes_and_have_nothing_to_learn_from() -> None:
     assert np.abs(policy.scales["action"].restored(x.numpy()) - drawn.actions).max() < 1e-6
 
 
-def test_noise_may_be_shared_by_the_steps_of_a_chunk_and_leaves_dimensions_alone() -> None:
+def test_noise_may_be_shared_by_the_steps_of_a_chunk_and_leaves_dimensions_alone():
     policy, obs, _ = pocket(steps=1, start_std=1.0, noise=0.5)
     explored = np.array([True, False, True, True, True, True, False])
     ways: dict[str, np.ndarray] = {}
@@ -148,7 +148,7 @@ def padded() -> tuple[FlowPolicy, Observations, Demonstrations]:
     return policy, obs, shown
 
 
-def test_unplayed_steps_are_neither_noisy_nor_scored_nor_imitated() -> None:
+def test_unplayed_steps_are_neither_noisy_nor_scored_nor_imitated():
     policy, obs, shown = padded()
     drawn = policy.sample(obs, sampling(temperature=1.0))
     assert drawn.actions.shape == (4, 3, 2) and drawn.log_probs.shape == (4, 4 * 3 * 2)
@@ -167,7 +167,7 @@ def test_unplayed_steps_are_neither_noisy_nor_scored_nor_imitated() -> None:
         FlowPolicy(Padded(), FlowConfig(), chunk_steps=6, action_size=2)
 
 
-def test_weights_of_demonstrations_scale_their_loss() -> None:
+def test_weights_of_demonstrations_scale_their_loss():
     policy, _, shown = padded()
 
     def loss(rows: list[int], weights: list[float] | None) -> float:
@@ -179,7 +179,7 @@ def test_weights_of_demonstrations_scale_their_loss() -> None:
     assert loss([0, 1], [2.0, 0.0]) + loss([0, 1], [0.0, 2.0]) == pytest.approx(2 * loss([0, 1], None))
 
 
-def test_statistics_go_there_and_back_with_the_policy() -> None:
+def test_statistics_go_there_and_back_with_the_policy():
     policy, obs, _ = pocket(kernel="learned", steps=4)
     env = make_env("push_block", task_env("push_block"), 0)
     other = read_policy(policy.meta(), env)
@@ -212,7 +212,7 @@ class TwoModes(VelocityNetwork):
         return (x - torch.tanh((1 - t) * x / t**2)) / t
 
 
-def test_from_noise_it_plays_a_mode_and_greedily_what_lies_between() -> None:
+def test_from_noise_it_plays_a_mode_and_greedily_what_lies_between():
     policy = FlowPolicy(TwoModes(), FlowConfig(steps=1), chunk_steps=1, action_size=1)
     policy.own_steps = 50
     unit = Scale(mean=(0.0,), std=(1.0,), q01=(-1.0,), q99=(1.0,), mode="mean_std")
@@ -227,7 +227,7 @@ def test_from_noise_it_plays_a_mode_and_greedily_what_lies_between() -> None:
 
 
 @pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
-def test_scales(mode: str) -> None:
+def test_scales(mode):
     draws = np.random.default_rng(0).normal(size=(1_000, 4))
     values = (draws * [2.0, 0.1, 0.0, 0.0] + [1.0, -2.0, 3.0, 0.0]).astype(np.float32)
     values[5, 3] = 1.0  # changes only now and then
@@ -263,17 +263,17 @@ class Bad:
         Bad({"steps": 1, "kernel": "cps"}, "leaves no step to learn from"),
     ],
 )
-def test_settings_without_meaning_are_refused(bad: Bad) -> None:
+def test_settings_without_meaning_are_refused(bad):
     with pytest.raises(ValueError, match=bad.said):
         FlowConfig(**bad.settings)
 
 
-def test_a_flow_needs_its_head() -> None:
+def test_a_flow_needs_its_head():
     with pytest.raises(ValueError, match="add --policy.head flow"):
         VLAConfig(flow=FlowConfig(steps=10))
 
 
-def test_it_learns_offsets_beside() -> None:
+def test_it_learns_offsets_beside():
     """As LIBERO's recipes have it: from demonstrated moments, and from scenes that were never played."""
     shown, env = pocket()[2], make_env("push_block", task_env("push_block"), 0)
     settings = replace(SMALL, predicts_offsets=True)
@@ -286,7 +286,7 @@ def test_it_learns_offsets_beside() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_demonstrations_by_heart() -> None:
+def test_it_learns_demonstrations_by_heart():
     policy, obs, shown = pocket()
     env = make_env("push_block", task_env("push_block"), 0)
     prepared = policy.imitation(shown, env, None, np.random.default_rng(0), print)
