@@ -14,8 +14,6 @@ from transformers import Qwen2_5_VLConfig
 from benchmarks.update_memory import WIDTHS
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
-from rlvlm.plugins.openvla.config import OpenVLAConfig
-from rlvlm.plugins.openvla.network import CheckpointConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 
@@ -28,6 +26,8 @@ CARDS = (1, 2, 4, 8)
 
 
 def main() -> None:
+    from rlvlm.plugins.openvla.config import OpenVLAConfig  # a guest, which `write_config` does without
+
     print("| GiB a card | learns | " + " | ".join(f"{count} GPU" for count in CARDS) + " |")
     print("|---|---|" + "---|" * len(CARDS))
     with TemporaryDirectory() as root:
@@ -69,7 +69,7 @@ def write_config(name: str, folder: Path) -> Path:
         tied = DEPTHS[name]["tie_word_embeddings"]
         Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=tied).save_pretrained(folder)
     else:
-        (folder / "config.json").write_text(json.dumps({"model_type": CheckpointConfig.model_type, "proprio_size": 8}))
+        (folder / "config.json").write_text(json.dumps({"model_type": "openvla", "proprio_size": 8}))
     return folder
 
 
