@@ -11,9 +11,11 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Semaphore
 from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,6 +34,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
+from rlvlm.serving.client import IN_FLIGHT
 from rlvlm.serving.config import PlacementConfig
 
 BATCH, BATCH_S = 16, 0.5
@@ -49,6 +52,31 @@ class Config:
     store: bool = True
     """Whether answers and images are kept, as `rlvlm score` does; else the judge is asked alone."""
     noise: bool = False
+    served: bool = True
+    """Whether the replicas are processes on Ray Serve; else sleeping threads of this one, which leaves out Serve's own
+    cost."""
+
+
+class Threads:
+    """So many replicas of the judge in this process, asked as `ServedJudge` asks."""
+
+    def __init__(self, replicas: int) -> None:
+        self.at_once = max(IN_FLIGHT, 2 * replicas) * BATCH
+        self._free = Semaphore(replicas)
+        self._pool = ThreadPoolExecutor(max(IN_FLIGHT, 2 * replicas))
+        self._judge = SleepingJudge()
+        self.stamp = self._judge.stamp
+
+    def compare(self, queries: Sequence[Query]) -> list[Verdict]:
+        return self._judge.compare(queries)
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        pieces = [clips[begin : begin + BATCH] for begin in range(0, len(clips), BATCH)]
+        return [answer for part in self._pool.map(self._ask, pieces) for answer in part]
+
+    def _ask(self, piece: Sequence[Clip]) -> list[Score]:
+        with self._free:
+            return self._judge.score(piece)
 
 
 class SleepingJudge:
@@ -103,11 +131,13 @@ def measure(config: Config, replicas: int) -> str:
     questions = max(1, round(config.batches * BATCH * replicas / config.frames)) * config.frames
     asked = Asked(questions=frozenset(["progress"]), every=1, grows=config.clips == "growing", size_px=config.size_px)
     with ExitStack() as stack:
-        placement = PlacementConfig(num_replicas=replicas, num_cpus=0.01, timeout_s=600)
-        judge_config, app = JudgeConfig(batch_size=BATCH), f"by-{replicas}"
-        stack.enter_context(start_judge(judge_config, placement, app, build, app=app))
-        # as `rlvlm score --app` finds it
-        served = stack.enter_context(start_judge(judge_config, PlacementConfig(app=app, timeout_s=600), app))
+        served: Any = Threads(replicas)
+        if config.served:
+            placement = PlacementConfig(num_replicas=replicas, num_cpus=0.01, timeout_s=600)
+            judge_config, app = JudgeConfig(batch_size=BATCH), f"by-{replicas}"
+            stack.enter_context(start_judge(judge_config, placement, app, build, app=app))
+            # as `rlvlm score --app` finds it
+            served = stack.enter_context(start_judge(judge_config, PlacementConfig(app=app, timeout_s=600), app))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         judge: Any = CachedJudge(served, LabelStore(folder / "store")) if config.store else served
         list(score_episodes(judge, films(config, config.frames), asked))  # connects
@@ -128,7 +158,7 @@ def measure(config: Config, replicas: int) -> str:
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
     rows = []
-    with ray_session(num_workers=2):
+    with ray_session(num_workers=2) if config.served else nullcontext():
         for replicas in config.replicas:
             rows.append(measure(config, replicas))
             print(rows[-1], flush=True)
