@@ -28,6 +28,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.runs.build import open_algorithm
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.memory import MemoryWatch, release_free_memory, tree_memory_mb
+from rlvlm.runs.placement import held_places
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.train import judge_session
@@ -110,8 +111,9 @@ def main() -> None:
         memory = stack.enter_context(MemoryWatch(0.0))
         stack.enter_context(ray_session())
         open_store = partial(LabelStore, Path(store) / "labels")
-        make_judge = stack.enter_context(judge_session(run, open_store, Path(store) / "spent"))
-        algorithm = stack.enter_context(open_algorithm(run, make_judge))
+        places = stack.enter_context(held_places(run, logging.info))
+        make_judge = stack.enter_context(judge_session(run, open_store, Path(store) / "spent", places))
+        algorithm = stack.enter_context(open_algorithm(run, make_judge, places))
         for window in windows(algorithm, steps):
             done.append(window)
             print(

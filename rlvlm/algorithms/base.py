@@ -18,6 +18,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.from_config import NotProvided
@@ -102,6 +103,12 @@ class BaseConfig(AlgorithmConfig):
         self.sample_timeout_s = 600.0  # for a single step, chunk or reset; a runner that takes longer is replaced
         self.log_level = _QUIET
         self._dont_auto_sync_env_runner_states = True
+        self.learner_places: Any = None
+        """Placement group in which the learners start; None: wherever Ray finds room."""
+
+    def build_learner_group(self, *, placement_group: Any = None, **settings: Any) -> LearnerGroup:
+        """Builds the learners in `learner_places`; called by RLlib."""
+        return super().build_learner_group(placement_group=placement_group or self.learner_places, **settings)
 
     def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
         """Sets the task and its envs.

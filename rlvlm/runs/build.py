@@ -45,9 +45,10 @@ from rlvlm.judges.judge import Judge
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.folder import RunFolder, label_store
 from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
+from rlvlm.runs.placement import HeldPlaces
 from rlvlm.runs.records import Draw
 
 MakeJudge = Callable[[], Judge]
@@ -78,18 +79,26 @@ def imported_meanwhile(config: RunConfig) -> Iterator[None]:
 
 
 @contextmanager
-def open_algorithm(config: RunConfig, make_judge: MakeJudge | None) -> Iterator[BaseAlgorithm]:
+def open_algorithm(config: RunConfig, make_judge: MakeJudge | None, places: HeldPlaces) -> Iterator[BaseAlgorithm]:
     """Yields the algorithm of a run, ready to train or to be restored; stops it, and the Serve app that samples for it,
-    when the context closes.
+    when the context closes. All its processes start in `places`.
     """
     torch.set_num_threads(config.algo.threads)
     with ExitStack() as stack:
-        make_engine = stack.enter_context(_running_engine(config)) if config.num_engine_replicas else None
-        yield stack.enter_context(built(algorithm_settings(config, make_judge, make_engine)))
+        make_engine = None
+        if config.num_engine_replicas:
+            make_engine = stack.enter_context(_running_engine(config, places))
+        settings: Any = algorithm_settings(config, make_judge, make_engine)
+        settings.learner_places = next((places.group(role.name) for role in config.roles if role.learns), None)
+        # RLlib starts env runners wherever there is room
+        places.release(role.name for role in config.roles if not role.learns)
+        with places.bounded_start():
+            algorithm = stack.enter_context(built(settings))
+        yield algorithm
 
 
 @contextmanager
-def _running_engine(config: Any) -> Iterator[MakeEngine]:
+def _running_engine(config: Any, places: HeldPlaces) -> Iterator[MakeEngine]:
     """Yields a maker of clients for the replicas that sample for a text policy; they stop when the context closes."""
     from rlvlm.serving.apps import running_policy  # Serve is slow to import, and many runs do not need it
     from rlvlm.serving.engine import ServedEngine
@@ -98,6 +107,8 @@ def _running_engine(config: Any) -> Iterator[MakeEngine]:
     slot = make_slot(config.task, config.env)
     num_actions = len(slot.env.action_names)
     slot.env.close()
+    (role,) = (role.name for role in config.roles if role.is_served and role.name != JUDGE_ROLE)
+    places.release([role])
     with running_policy(
         config.policy,
         num_actions,
@@ -107,6 +118,7 @@ def _running_engine(config: Any) -> Iterator[MakeEngine]:
         batch_size=-(-max(config.algo.num_envs, config.eval.num_envs) // engine.num_replicas),
         vllm=engine.vllm if engine.backend == "vllm" else None,
         shares_gpus=engine.colocated,
+        placing=places.placing(role),
     ) as app:
         yield partial(ServedEngine, app, config=engine)
 

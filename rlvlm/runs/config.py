@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeV
 import tyro
 
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
-from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
+from rlvlm.core.checks import Bound, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.envs.config import KIND_CONFIGS, EnvConfig
@@ -26,7 +26,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.rewards.config import StepRewardConfig, TurnRewardConfig
 from rlvlm.runs.settings import flat
-from rlvlm.serving.config import PlacementConfig, ServedEngineConfig
+from rlvlm.serving.config import JUDGE_ROLE, JUDGE_SETTING, PLACE_TIMEOUT_S, PlacementConfig, Role, ServedEngineConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,31 +71,8 @@ class TrackConfig:
         check_bounds(self, "track")
 
 
-JUDGE_ROLE = "the judge"
 GOAL_IMAGE = "goal_image.png"
 """File in a run's folder with the goal image shown to its judge with every question."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Role:
-    """Processes of a run with the same task."""
-
-    name: str
-    count: int = 1
-    cpus: float = 0.0
-    """CPU cores of each process."""
-    gpus: float = 0.0
-    """GPUs of each process; below 1 it shares a GPU."""
-    setting: str
-    """Setting that reduces their number or their resources."""
-    gpu_setting: str = ""
-    """Setting that gives each a GPU, for processes that compute with the policy."""
-    is_own: bool = False
-    """Whether it is the run's own process, which cannot be placed elsewhere."""
-    is_served: bool = False
-    """Whether Ray Serve places them, as opposed to RLlib."""
-    learns: bool = False
-    """Whether they hold the policy in training, with its gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +95,7 @@ class RunConfig(ABC):
     algorithm: ClassVar[str] = ""
     """Name of the learning algorithm."""
     may_change: ClassVar[tuple[str, ...]] = (
-        *("steps", "eval.*", "track.*"),
+        *("steps", "place_timeout_s", "eval.*", "track.*"),
         # what a judge, an engine and the run itself run on
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
@@ -142,6 +119,8 @@ class RunConfig(ABC):
     """Seed of env, networks, sampling and queries."""
     out: Path | None = None
     """Folder of the run; by default runs/TASK/<time>."""
+    place_timeout_s: PositiveFloat = PLACE_TIMEOUT_S
+    """Maximum wait on a cluster for nodes that its autoscaler adds, and for places that others hold, seconds."""
     reward: StepRewardConfig | TurnRewardConfig = None  # pyright: ignore[reportAssignmentType] - each kind has one
     """Source of the reward."""
     algo: Any = None  # of two classes: most of its settings are read where only one of them can be
@@ -287,13 +266,7 @@ class RunConfig(ABC):
         """Returns the processes that a run starts besides its own; a judge that already runs is not included."""
         found, serve = self.own_roles(), self.serve
         if self.reward.asks_judge and not serve.app:
-            found.append(
-                Role(
-                    name=JUDGE_ROLE, count=serve.num_replicas, is_served=True,
-                    cpus=serve.num_cpus, gpus=serve.num_gpus,
-                    setting="--serve.num-replicas, --serve.num-gpus, or --serve.app for a judge that runs already",
-                )
-            )  # fmt: skip
+            found.append(serve.role(JUDGE_ROLE, JUDGE_SETTING))
         return [role for role in found if role.count]
 
     @property

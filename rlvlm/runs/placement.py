@@ -7,15 +7,16 @@ run's own process, which Ray does not know about by itself.
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.table import Table
 
@@ -25,43 +26,13 @@ from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.networks import learner_memory
+from rlvlm.serving.places import Node, Placing, bounded_start, cluster_nodes, held, place
 from rlvlm.vlms import devices
 
 logger = logging.getLogger(__name__)
 
 _BOOKING_S = 30.0
 """Maximum wait for a GPU that Ray reports as free, seconds."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Node:
-    """A machine of the cluster, with its free resources."""
-
-    name: str
-    cpus: float
-    gpus: list[float] = field(default_factory=list)
-    """Free share of each GPU."""
-    is_own: bool = False
-    """Whether the run's own process is on it."""
-
-    def take(self, role: Role) -> bool:
-        """Assigns resources to one process of `role`, as Ray does: shares of a GPU on the fullest with room."""
-        # the small term: shares such as 0.1 do not add up exactly
-        if role.cpus > self.cpus + 1e-9:
-            return False
-        if role.gpus >= 1:  # whole GPUs: Ray does not allow 1.5
-            whole = [number for number, free in enumerate(self.gpus) if free == 1][: int(role.gpus)]
-            if len(whole) < role.gpus:
-                return False
-            for number in whole:
-                self.gpus[number] = 0.0
-        elif role.gpus:
-            room = [number for number, free in enumerate(self.gpus) if free + 1e-9 >= role.gpus]
-            if not room:
-                return False
-            self.gpus[min(room, key=lambda number: self.gpus[number])] -= role.gpus
-        self.cpus -= role.cpus
-        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +98,18 @@ def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = Tr
     return with_share(0.0 if can_do_without else 1.0)
 
 
+def present_layout(config: RunConfig) -> Layout:
+    """Returns `layout_of` on what is free now; if that does not suffice, on all that the machines have.
+
+    Raises:
+        MachineError: a process cannot be placed.
+    """
+    if ray.is_initialized():
+        with suppress(MachineError):
+            return layout_of(config, cluster_nodes(only_free=True))
+    return layout_of(config, nodes())
+
+
 def _given_share() -> float | None:
     """Returns the GPUs assigned to this process from outside; None if it may choose one itself.
 
@@ -160,40 +143,7 @@ def nodes() -> list[Node]:
     if not ray.is_initialized():
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return [Node(name="this machine", cpus=float(max(2, usable_cores())), gpus=[1.0] * count, is_own=True)]
-    own = ray.get_runtime_context().get_node_id()
-    return [
-        Node(
-            name=node["NodeManagerAddress"] + (" (here)" if node["NodeID"] == own else f" ({node['NodeID'][:6]})"),
-            cpus=node["Resources"].get("CPU", 0.0), gpus=[1.0] * int(node["Resources"].get("GPU", 0)),
-            is_own=node["NodeID"] == own,
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]  # fmt: skip
-
-
-def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str]]:
-    """Returns, by role, the names of the nodes on which its processes can be placed, one for each process.
-
-    Processes with the largest requests are placed first, because they fit in the fewest places.
-
-    Raises:
-        MachineError: one cannot be placed; the message has each node's free resources and the settings to change.
-    """
-    found: dict[str, list[str]] = {role.name: [] for role in roles}
-    for role in sorted(roles, key=lambda role: (not role.is_own, -role.gpus, -role.cpus)):
-        for number in range(role.count):
-            taken = next((node for node in machines if (node.is_own or not role.is_own) and node.take(role)), None)
-            if taken is None:
-                which = f" {number + 1} of {role.count}" if role.count > 1 else ""
-                left = "; ".join(f"{node.name} {node.cpus:g} CPU, {sum(node.gpus):g} GPU" for node in machines)
-                raise MachineError(
-                    f"{role.name}{which} asks for {role.cpus:g} CPU and {role.gpus:g} GPU, and has no place: after the "
-                    f"others are left {left}",
-                    f"{role.setting}, or use a cluster that has them",
-                )
-            found[role.name].append(taken.name)
-    return found
+    return cluster_nodes()
 
 
 def plan_table(config: RunConfig) -> Table:
@@ -202,7 +152,7 @@ def plan_table(config: RunConfig) -> Table:
     Raises:
         MachineError: one cannot be placed.
     """
-    layout = layout_of(config, nodes())
+    layout = present_layout(config)
     rows, memory = [], learner_memory(config) or "-"  # of the learner's GPU
     for role in layout.roles:
         spots = Counter(layout.where[role.name])
@@ -273,7 +223,7 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     Raises:
         MachineError: a process cannot be placed, or a network needs `cuda` but other runs leave no GPU.
     """
-    share = layout_of(config, nodes()).own_share
+    share = present_layout(config).own_share
     wants = {device for device, *_ in config.networks().values()} - {"cpu"}
     named = next((device.partition(":")[2] for device in wants if ":" in device), "")
     index: int | None = int(named or 0) if share else None
@@ -296,3 +246,74 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
     finally:
         if booking is not None and ray.is_initialized():
             ray.kill(booking)
+
+
+class HeldPlaces:
+    """Places of a run's processes that Ray holds for it until they start.
+
+    Args:
+        groups: node ids and placement group by role; a role that has none starts wherever there is room.
+        placing: how long replicas wait for a place.
+    """
+
+    def __init__(self, groups: Mapping[str, tuple[tuple[str, ...], PlacementGroup]], placing: Placing) -> None:
+        self._groups, self._placing = groups, placing
+
+    def group(self, role: str) -> PlacementGroup | None:
+        """Returns the placement group that holds the places of `role`; None if none does."""
+        return self._groups[role][1] if role in self._groups else None
+
+    def placing(self, role: str) -> Placing:
+        """Returns where the replicas of `role` go, and how long they wait for that."""
+        return replace(self._placing, node_ids=self._groups[role][0]) if role in self._groups else self._placing
+
+    def bounded_start(self) -> AbstractContextManager[None]:
+        """See `places.bounded_start`; does nothing on a private Ray, which has a place for all."""
+        return bounded_start(self._placing) if self._groups else nullcontext()
+
+    def release(self, roles: Iterable[str]) -> None:
+        """Gives up the places of these roles, which are about to start: all others have a place, or theirs is held."""
+        for role in self._groups.keys() & set(roles):
+            remove_placement_group(self._groups[role][1])
+
+
+def await_machines(config: RunConfig, log: Callable[[str], None]) -> None:
+    """Returns once the machines that there are can hold a run, whoever uses them now: a cluster that grows is asked for
+    those that are missing. The arguments are those of `held_places`.
+
+    Raises:
+        MachineError: a process cannot be placed.
+    """
+    try:
+        layout_of(config, nodes())
+    except MachineError:
+        if not _is_on_cluster():
+            raise
+        with held_places(config, log):
+            pass
+
+
+@contextmanager
+def held_places(config: RunConfig, log: Callable[[str], None]) -> Iterator[HeldPlaces]:
+    """Yields the places of a run's processes besides its own, which Ray holds while the context is open.
+
+    Nothing is held on a private Ray, which has room for all, nor in a sweep's run, for which Tune holds everything.
+
+    Args:
+        config: config of the run; `place_timeout_s` bounds the wait.
+        log: called every 10 s with what is waited for; it may raise.
+
+    Raises:
+        MachineError: a process cannot be placed, or others hold a place for too long.
+    """
+    placing = Placing(timeout_s=config.place_timeout_s, setting="--place-timeout-s", log=log)
+    if not _is_on_cluster():
+        yield HeldPlaces({}, placing)
+        return
+    with held(config.roles, lambda: layout_of(config, nodes()), placing) as groups:
+        yield HeldPlaces(groups, placing)
+
+
+def _is_on_cluster() -> bool:
+    """Whether this process drives a run on somebody's cluster: neither on a private Ray, nor as a sweep's trial."""
+    return bool(os.environ.get("RAY_ADDRESS")) and ray.get_runtime_context().get_actor_id() is None

@@ -1,5 +1,6 @@
 """The training of a run, from its first step or a checkpoint to its last step or a stop signal."""
 
+import math
 import shutil
 import time
 import traceback
@@ -30,12 +31,12 @@ from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.build import film_draw, goal_image, imported_meanwhile, open_algorithm
 from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
-from rlvlm.runs.config import RunConfig
+from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.folder import RunFolder, label_store, read_state
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.networks import sent_bytes
 from rlvlm.runs.panels import PANEL_ROWS
-from rlvlm.runs.placement import own_gpu
+from rlvlm.runs.placement import HeldPlaces, await_machines, held_places, own_gpu
 from rlvlm.runs.played import write_played
 from rlvlm.runs.preflight import bench_command, check_judge_knows
 from rlvlm.runs.ray_session import ray_session
@@ -279,7 +280,7 @@ class Training:
 
 @contextmanager
 def judge_session(
-    config: RunConfig, open_store: Callable[[], LabelStore], ledger: Path
+    config: RunConfig, open_store: Callable[[], LabelStore], ledger: Path, places: HeldPlaces
 ) -> Iterator[Callable[[], Judge] | None]:
     """Yields a function that makes the judge's client, while its Serve app runs; None for runs that ask no judge.
 
@@ -291,6 +292,7 @@ def judge_session(
         open_store: opens the store of answers in the asking process; must pickle.
         ledger: file in which a paid judge counts its spending, unless `judge.api.ledger` names another: the run's
             budget holds across replicas and `rlvlm resume`.
+        places: where the judge's replicas go.
 
     Raises:
         JudgeUnavailable: the judge cannot be loaded, or the app named in `serve.app` is not running.
@@ -308,7 +310,8 @@ def judge_session(
     from rlvlm.serving.monitoring import show_cache
 
     judge = replace(config.judge, api=config.judge.api.with_paths(ledger))
-    with start_judge(judge, config.serve, name=config.task) as running:
+    places.release([JUDGE_ROLE])
+    with start_judge(judge, config.serve, name=config.task, placing=places.placing(JUDGE_ROLE)) as running:
         if config.serve.app:
             # a running app reports itself which judge it is
             backend, _, model = running.stamp.judge.partition(":")
@@ -355,9 +358,12 @@ def open_training(
         def tell_lost(what: str) -> None:
             console.line(f"{what}; go on with: {folder.resume_command}")
 
-        replicas = config.num_engine_replicas
-        # at least a core for each replica, and one for Serve's own actors
-        workers = len(config.worker_places) + replicas + bool(replicas)
+        def log(what: str) -> None:
+            console.phase(what)
+            if stop:
+                raise StoppedEarly
+
+        workers = math.ceil(sum(role.count * max(1.0, role.cpus) for role in config.roles))
         with imported_meanwhile(config):
             dashboard = stack.enter_context(
                 ray_session(
@@ -366,10 +372,13 @@ def open_training(
             )
         if dashboard:
             console.line(dashboard)
+        await_machines(config, log)
         # booked before the others are placed, to whom Ray may give the very card that a setting names
         stack.enter_context(own_gpu(config))
-        make_judge = stack.enter_context(judge_session(config, partial(label_store, folder, config), folder.ledger))
-        algorithm = stack.enter_context(open_algorithm(config, make_judge))
+        places = stack.enter_context(held_places(config, log))
+        open_store = partial(label_store, folder, config)
+        make_judge = stack.enter_context(judge_session(config, open_store, folder.ledger, places))
+        algorithm = stack.enter_context(open_algorithm(config, make_judge, places))
         # after a kill the logs extend beyond the checkpoint; the rest is written again
         folder.cut(-1 if checkpoint is None else before.env_steps)
         if checkpoint is not None:

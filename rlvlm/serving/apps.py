@@ -5,7 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import ray
 from ray import serve
@@ -15,6 +15,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from rlvlm.core.console.signals import StoppedEarly
 from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
@@ -23,21 +24,25 @@ from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.vllm import check_policy
 from rlvlm.serving.app_file import AppFile
 from rlvlm.serving.client import IN_FLIGHT, ServedJudge
-from rlvlm.serving.config import PlacementConfig, check_engine, check_environment
+from rlvlm.serving.config import (
+    JUDGE_ROLE,
+    JUDGE_SETTING,
+    PlacementConfig,
+    Role,
+    check_engine,
+    check_environment,
+)
 from rlvlm.serving.deployments import bind_judge, bind_policy
 from rlvlm.serving.gpu_leases import gpu_leases
 from rlvlm.serving.ingress import bind_gateway
 from rlvlm.serving.judge_replica import Builder
+from rlvlm.serving.places import ANYWHERE, Placing, cluster_nodes, held, place
 from rlvlm.serving.policy_replica import PolicyBuilder
 from rlvlm.serving.replica import START_TIMEOUT_S, cause_of
 from rlvlm.vlms.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
-NO_RESOURCES_S = 30.0
-"""Time for which an app may request more than the whole cluster has, seconds: an autoscaler may add nodes."""
-ALL_TAKEN_S = 120.0
-"""Time for which an app may wait for resources that others hold, seconds: they may finish soon."""
 ACT_BATCH = 16
 """Number of turns that a served policy's model processes together."""
 _REPORT_S = 15.0
@@ -47,7 +52,12 @@ _QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 @contextmanager
 def start_judge(
-    judge: JudgeConfig, placement: PlacementConfig, name: str, build: Builder = build_judge, app: str = ""
+    judge: JudgeConfig,
+    placement: PlacementConfig,
+    name: str,
+    build: Builder = build_judge,
+    app: str = "",
+    placing: Placing = ANYWHERE,
 ) -> Iterator[ServedJudge]:
     """Yields a judge while the context is open: the running app `placement.app`, or one started now and deleted at the
     end.
@@ -60,6 +70,7 @@ def start_judge(
         name: name of the run, from which a unique app name is made, so that runs on one cluster never collide.
         build: makes the judge inside each replica, for a judge of your own; it must pickle.
         app: name for the app to start, if others must find it; an app of that name is replaced.
+        placing: where its replicas go, and how long to wait for that.
 
     Raises:
         JudgeUnavailable: there is no such app, or the judge cannot be loaded or placed; the message says why.
@@ -67,7 +78,8 @@ def start_judge(
     if not placement.app:
         check_environment(judge, placement)
         app = app or _unique("judge", name)
-        _start(bind_judge(judge, placement, build), app, placement, "judge", "serve")
+        bound = bind_judge(judge, placement, build, placing.node_ids)
+        _start(bound, app, placement.role(JUDGE_ROLE, JUDGE_SETTING), placing)
     # an app that runs already may have any number of replicas, whatever this run's settings say
     copies = max(placement.num_replicas, placement.max_replicas, _num_running(placement.app))
     client = ServedJudge(
@@ -99,10 +111,12 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
     build: PolicyBuilder = load_policy,
     vllm: EngineConfig | None = None,
     shares_gpus: bool = False,
+    placing: Placing = ANYWHERE,
 ) -> Iterator[str]:
     """Yields the name of a Serve app whose replicas hold `policy`, while the context is open.
 
-    It is made from the run's `name` and is unique; for the other arguments see `deployments.bind_policy`.
+    It is made from the run's `name` and is unique; `placing` says where the replicas go, and how long to wait for that;
+    for the other arguments see `deployments.bind_policy`.
 
     Raises:
         UsageError: vLLM cannot be given the weights that the policy trains.
@@ -112,9 +126,9 @@ def running_policy(  # noqa: PLR0913 - what a deployment has
         check_policy(policy)
         check_engine(vllm, placement, "engine", "engine.backend vllm")
     app = _unique("policy", name)
-    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm, shares_gpus)
+    application = bind_policy(policy, num_actions, placement, batch_size, build, vllm, shares_gpus, placing.node_ids)
     with gpu_leases(app, placement.num_replicas) if shares_gpus else nullcontext():
-        _start(application, app, placement, "policy", "engine")
+        _start(application, app, placement.role("the policy", "--engine.num-replicas, --engine.num-gpus"), placing)
         logger.info("the policy answers in app %s, %d replicas", app, placement.num_replicas)
         try:
             yield app
@@ -164,19 +178,20 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
 
     def look(loading: Sequence[str], waited_s: float) -> None:
         report(f"loading {', '.join(loading)}", waited_s)
-        if waited_s > NO_RESOURCES_S:
-            placements = [entry.placement for entry in (*file.judges, *file.policies)]
-            gateways = file.http.num_replicas * file.http.num_cpus
-            wanted = {
-                "CPU": sum(each.num_replicas * each.num_cpus for each in placements) + gateways,
-                "GPU": sum(each.num_replicas * each.num_gpus for each in placements),
-            }
-            lower = "lower num_{resource}s in the app file, or use a cluster that has them: RAY_ADDRESS=..."
-            _check_cluster(wanted, file.name, lower)
 
+    def log(what: str) -> None:
+        report(what, 0.0)
+        if is_stopped():
+            raise StoppedEarly
+
+    lower = "lower num_replicas, num_cpus or num_gpus in the app file"
+    roles = [entry.placement.role(entry.app, lower) for entry in (*file.judges, *file.policies)]
+    roles.append(Role(name=file.gateway_app, count=file.http.num_replicas, cpus=file.http.num_cpus, setting=lower))
     try:
-        serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-        _wait_until_running(names, look, is_stopped)
+        with suppress(StoppedEarly):
+            _await_places(roles, Placing(log=log))
+            serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+            _wait_until_running(names, look, is_stopped)
         yield
     finally:
         if ray.is_initialized():
@@ -199,30 +214,13 @@ def unhealthy(file: AppFile) -> list[str]:
     return _not_running(file.names, _statuses())
 
 
-def _check_cluster(wanted: Mapping[str, float], who: str, fix: str) -> None:
-    """Checks that the whole cluster has the `wanted` resources, free or in use; `fix` has a slot `{resource}`.
-
-    Raises:
-        JudgeUnavailable: the cluster has less.
-    """
-    # of the whole cluster, because busy nodes become free; resources of no node never appear
-    total = ray.cluster_resources()
-    for resource, amount in wanted.items():
-        if amount > total.get(resource, 0.0):
-            raise JudgeUnavailable(
-                f"{who} asks for {amount:g} {resource}, the Ray cluster has {total.get(resource, 0.0):g}",
-                fix.format(resource=resource.lower()),
-            )
-
-
 def _unique(kind: str, name: str) -> str:
     plain = re.sub("[^A-Za-z0-9_-]+", "-", name)
     return "-".join(part for part in (kind, plain, uuid.uuid4().hex[:8]) if part)
 
 
-def _start(application: serve.Application, app: str, placement: PlacementConfig, what: str, section: str) -> None:
-    """Starts an app without an HTTP proxy and returns when it runs. For messages: `what` is in it, and the `section`
-    of the options that place it.
+def _start(application: serve.Application, app: str, role: Role, placing: Placing) -> None:
+    """Starts an app without an HTTP proxy, whose replicas are `role`, and returns when it runs.
 
     Raises:
         JudgeUnavailable: it cannot be loaded or placed; it was deleted again.
@@ -231,17 +229,11 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
 
     def look(_: Sequence[str], waited_s: float) -> None:
         nonlocal last_report
-        if waited_s > NO_RESOURCES_S:
-            copies = placement.num_replicas
-            wanted = {"CPU": placement.num_cpus * copies, "GPU": placement.num_gpus * copies}
-            who = f"the {what}{f' for {copies} replicas' if copies > 1 else ''}"
-            _check_cluster(wanted, who, f"lower --{section}.num-{{resource}}s, or use a cluster that has them")
-        if waited_s > ALL_TAKEN_S:
-            _check_free(app, placement, what, section)
         if time.monotonic() - last_report > _REPORT_S:
             last_report = time.monotonic()
-            logger.info("waiting for the %s to load (%.0f s)", what, waited_s)
+            placing.log(f"waiting for {role.name} to load ({waited_s:.0f} s)")
 
+    _await_places([role], placing)
     start_serve()
     target = serve.RunTarget(application, name=app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -251,6 +243,19 @@ def _start(application: serve.Application, app: str, placement: PlacementConfig,
         if ray.is_initialized():
             serve.delete(app, _blocking=True)
         raise
+
+
+def _await_places(roles: Sequence[Role], placing: Placing) -> None:
+    """Returns once the cluster has free places for the replicas of apps: Serve would wait for them silently.
+
+    Raises:
+        JudgeUnavailable: it has none, or others hold them for too long.
+    """
+    try:
+        with held(roles, lambda: place(roles, cluster_nodes()), placing):
+            pass
+    except MachineError as error:
+        raise JudgeUnavailable(str(error), error.fix) from error
 
 
 def _wait_until_running(
@@ -300,23 +305,3 @@ def _num_running(app: str) -> int:
 
 def _not_running(names: Sequence[str], statuses: Mapping[str, ApplicationStatusOverview]) -> list[str]:
     return [name for name in names if name not in statuses or statuses[name].status is not ApplicationStatus.RUNNING]
-
-
-def _check_free(app: str, placement: PlacementConfig, what: str, section: str) -> None:
-    """Raises JudgeUnavailable if others hold the resources that the app's replicas need."""
-    client = _get_global_client()
-    details = client.get_serve_details() if client else {}
-    deployments = details.get("applications", {}).get(app, {}).get("deployments", {})
-    if any(replica.get("node_id") for deployment in deployments.values() for replica in deployment["replicas"]):
-        return  # a node has accepted a replica, which may still be loading
-    free, total = ray.available_resources(), ray.cluster_resources()
-    # GPUs first: they are scarce, and the advice concerns them
-    for resource, each in (("GPU", placement.num_gpus), ("CPU", placement.num_cpus)):
-        if each > free.get(resource, 0.0):
-            others = sorted(name for name in serve.status().applications if name != app)
-            holders = f", the Serve apps {', '.join(others)} among those who hold the rest" if others else ""
-            raise JudgeUnavailable(
-                f"the {what} asks for {each:g} {resource}; of the cluster's {total.get(resource, 0.0):g} only "
-                f"{free.get(resource, 0.0):g} is free{holders}",
-                f"stop one of them, lower --{section}.num-{resource.lower()}s, or use a running judge with --serve.app",
-            )

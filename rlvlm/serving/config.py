@@ -27,7 +27,33 @@ LABEL_PORT = 8731
 NUM_IMAGES = 16
 MAX_IMAGES = 1_024
 """What `http.max_images` may be at most."""
+PLACE_TIMEOUT_S = 600.0
+"""Default maximum wait for a place on a cluster, seconds: a cloud's machine with a GPU takes minutes to start."""
+JUDGE_ROLE = "the judge"
+JUDGE_SETTING = "--serve.num-replicas, --serve.num-gpus, or --serve.app for a judge that runs already"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Role:
+    """Processes with the same task, of a run or an app."""
+
+    name: str
+    count: int = 1
+    cpus: float = 0.0
+    """CPU cores of each process."""
+    gpus: float = 0.0
+    """GPUs of each process; below 1 it shares a GPU."""
+    setting: str
+    """Setting that reduces their number or their resources."""
+    gpu_setting: str = ""
+    """Setting that gives each a GPU, for processes that compute with the policy."""
+    is_own: bool = False
+    """Whether it is the run's own process, which cannot be placed elsewhere."""
+    is_served: bool = False
+    """Whether Ray Serve places them, as opposed to RLlib."""
+    learns: bool = False
+    """Whether they hold the policy in training, with its gradients."""
 
 
 def _check_replicas(config: "PlacementConfig | ServedEngineConfig", section: str) -> None:
@@ -72,6 +98,12 @@ class PlacementConfig:
             raise ValueError(
                 f"serve.max_replicas must be 0 or >= num_replicas, got {self.max_replicas} and {self.num_replicas}"
             )
+
+    def role(self, name: str, setting: str) -> Role:
+        """Returns the replicas as processes of a run or an app; for messages, `setting` reduces them."""
+        return Role(
+            name=name, count=self.num_replicas, is_served=True, cpus=self.num_cpus, gpus=self.num_gpus, setting=setting
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Judge and policy as Ray Serve deployments. `apps` starts them for a run, `serve deploy` starts judges from YAML."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.serving.app_file import JudgeAppArgs
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.judge_replica import Builder, JudgeReplica
+from rlvlm.serving.places import preferring
 from rlvlm.serving.policy_replica import PolicyBuilder, PolicyReplica, VllmPolicyReplica
 from rlvlm.serving.refusal import RETRY_AFTER_S
 from rlvlm.serving.replica import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
@@ -35,20 +37,23 @@ def judge_app(args: JudgeAppArgs) -> serve.Application:
     return bind_judge(args.judge, args.placement)
 
 
-def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = build_judge) -> serve.Application:
+def bind_judge(
+    judge: JudgeConfig, placement: PlacementConfig, build: Builder = build_judge, node_ids: Sequence[str] = ()
+) -> serve.Application:
     """Returns the deployment of `judge`, bound and ready for `serve.run`.
 
     Args:
         judge: which judge to load, and how to ask it.
         placement: resources and number of copies.
         build: makes the judge inside each replica, for judges of your own. It must pickle.
+        node_ids: nodes that the replicas prefer; empty: any.
     """
     # name in the Ray dashboard and all metrics, e.g. `judge-Qwen3-VL-8B-Instruct-nf4-two_stage`
     model = judge.model.rstrip("/").rpartition("/")[2] or judge.backend
     parts = ["judge", model, *([judge.quantization] if judge.quantization != "none" else []), judge.prompt]
     # single questions must be able to fill the next batch while one is computed
     ongoing = max(MAX_ONGOING_REQUESTS, 2 * judge.batch_size, judge.max_at_once)
-    options = _options("-".join(parts), placement, judge.python, ongoing)
+    options = _options("-".join(parts), placement, judge.python, ongoing, node_ids)
     if placement.max_replicas:
         options |= {
             "num_replicas": "auto",
@@ -65,7 +70,7 @@ def bind_judge(judge: JudgeConfig, placement: PlacementConfig, build: Builder = 
     return serve.deployment(**options)(JudgeReplica).bind(judge, placement, build)
 
 
-def bind_policy(
+def bind_policy(  # noqa: PLR0913 - what a deployment has
     policy: PolicyConfig,
     num_actions: int,
     placement: PlacementConfig,
@@ -73,6 +78,7 @@ def bind_policy(
     build: PolicyBuilder = load_policy,
     vllm: EngineConfig | None = None,
     shares_gpus: bool = False,
+    node_ids: Sequence[str] = (),
 ) -> serve.Application:
     """Returns the deployment of a policy, bound and ready for `serve.run`.
 
@@ -84,19 +90,20 @@ def bind_policy(
         build: makes the policy inside each replica. It must pickle. Not used with vLLM.
         vllm: settings of vLLM, if the policy's chat VLM is to run on it.
         shares_gpus: whether it shares the learners' GPUs, see `gpu_leases`.
+        node_ids: nodes that the replicas prefer; empty: any.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
     ongoing = max(MAX_ONGOING_REQUESTS, 2 * batch_size)  # an asynchronous rollout requests its replies one by one
     if vllm is not None:
-        options = _options(name, placement, vllm.interpreter, ongoing)
+        options = _options(name, placement, vllm.interpreter, ongoing, node_ids)
         on_vllm = serve.deployment(**options)(VllmPolicyReplica)
         return on_vllm.bind(policy, vllm, placement, batch_size, shares_gpus)
-    in_torch = serve.deployment(**_options(name, placement, "", ongoing))(PolicyReplica)
+    in_torch = serve.deployment(**_options(name, placement, "", ongoing, node_ids))(PolicyReplica)
     return in_torch.bind(policy, num_actions, placement, batch_size, build, shares_gpus)
 
 
 def _options(
-    name: str, placement: PlacementConfig, python: str = "", max_ongoing_requests: int = MAX_ONGOING_REQUESTS
+    name: str, placement: PlacementConfig, python: str, max_ongoing_requests: int, node_ids: Sequence[str]
 ) -> dict[str, Any]:
     """Returns the Serve options common to all our deployments; `python` is another interpreter to run them with."""
     # Ray starts the replica with that interpreter: it must have the same Python and Ray, and rlvlm. The path is not
@@ -109,6 +116,7 @@ def _options(
             "num_cpus": placement.num_cpus,
             "num_gpus": placement.num_gpus,
             "runtime_env": environment,
+            **preferring(node_ids),
         },
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=MAX_QUEUED_REQUESTS,

@@ -35,7 +35,7 @@ def test_ray_up_takes_the_cluster_file() -> None:
     validate_config(config)
     assert config["head_node_type"] == "head"
     judge = config["available_node_types"]["judge"]
-    assert judge["resources"]["GPU"] == 1 and judge["min_workers"] >= 1
+    assert judge["resources"]["GPU"] == 1 and judge["min_workers"] == 0
     options = " ".join(config["docker"]["run_options"])
     token = re.search("RAY_AUTH_TOKEN_PATH=(\\S+)", options)
     assert "RAY_AUTH_MODE=token" in options and token and token[1] in config["file_mounts"]

@@ -20,15 +20,17 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
+from rlvlm.runs.placement import HeldPlaces
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
 from rlvlm.runs.train import judge_session
-from rlvlm.serving import apps, monitoring
+from rlvlm.serving import monitoring
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import ServedJudge
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.monitoring import ClientMetrics, show_cache, show_figures
+from rlvlm.serving.places import ANYWHERE, Placing
 from rlvlm.testing import FakeJudge, check_judge
 
 pytestmark = pytest.mark.ray
@@ -127,11 +129,13 @@ def test_a_judge_that_cannot_load_says_why_and_leaves_nothing(cluster, config, t
     assert not [app for app in serve.status().applications if "broken" in app]
 
 
-def test_a_third_half_finds_no_room_on_the_card_and_hears_why(running, monkeypatch):
+def test_a_third_half_finds_no_room_on_the_card_and_hears_why(running):
     # by hand: the two replicas of the running app hold 0.5 each of the one GPU
-    monkeypatch.setattr(apps, "ALL_TAKEN_S", 0.5)
-    with pytest.raises(JudgeUnavailable, match="asks for 0.5 GPU; of the cluster's 1 only 0 is free") as caught:
-        start_judge(JudgeConfig(), PlacementConfig(num_cpus=0.1, num_gpus=0.5), "third", stub()).__enter__()
+    wanted = PlacementConfig(num_cpus=0.1, num_gpus=0.5)
+    with pytest.raises(
+        JudgeUnavailable, match=r"others hold the places of the judge .*0\.5 GPU.* 0 GPU free"
+    ) as caught:
+        start_judge(JudgeConfig(), wanted, "third", stub(), placing=Placing(timeout_s=0.5)).__enter__()
     assert running.app in str(caught.value) and "--serve.num-gpus" in caught.value.fix
     assert not [app for app in serve.status().applications if "third" in app]
 
@@ -197,9 +201,8 @@ def test_the_figures_reach_rays_prometheus_endpoint(running, tmp_path):
     assert "ray_rlvlm_judge_crossed_total" not in text, "nothing crossed, nothing counted"
 
 
-def test_more_than_the_cluster_has_is_refused(cluster, config, monkeypatch):
-    monkeypatch.setattr(apps, "NO_RESOURCES_S", 0.5)
-    with pytest.raises(JudgeUnavailable, match="asks for 3 GPU, the Ray cluster has 1") as caught:
+def test_more_than_the_cluster_has_is_refused(cluster, config):
+    with pytest.raises(JudgeUnavailable, match="the judge asks for 1 CPU and 3 GPU, and has no place") as caught:
         start_judge(config, PlacementConfig(num_gpus=3), "greedy").__enter__()
     assert "--serve.num-gpus" in caught.value.fix
 
@@ -210,7 +213,9 @@ def test_a_run_holds_an_attached_pocket_judge_to_the_tasks_it_knows(cluster, tmp
         def attach(task: str) -> None:
             config = override(recipe(task), {"reward.source": "judged", "serve.app": running.app})
             check_before_run(config)  # who the app is cannot be known yet
-            with judge_session(config, lambda: LabelStore(tmp_path), tmp_path / "ledger") as make:
+            with judge_session(
+                config, lambda: LabelStore(tmp_path), tmp_path / "ledger", HeldPlaces({}, ANYWHERE)
+            ) as make:
                 assert make is not None
 
         attach("libero_object/8")
