@@ -203,10 +203,11 @@ def report(rows: Sequence[dict[str, str]], path: Path) -> None:
     sys.stdout.write("predictor, judges, Spearman, 95 %, without one judge, one kind of fault, one task\n")
     for name, axis in zip(PREDICTORS, axes, strict=True):
         points = tables[name]
-        axis.set_title(name)
         if len(points) < 3:
             sys.stdout.write(f"{name}: {len(points)} judges\n")
+            axis.set_axis_off()
             continue
+        axis.set_title(name)
         axis.plot(*points.T, "o")
         low, high = interval(points)
         parts = ["{:.2f} to {:.2f}".format(*left_out(rows, column, name)) for column in ("judge", "fault", "task")]
