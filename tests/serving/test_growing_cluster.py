@@ -1,0 +1,89 @@
+"""A cluster that begins with no worker and grows as it is asked to: Ray's own autoscaler, which starts nodes here."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray._private.services import get_node_ip_address
+from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
+from ray.cluster_utils import Cluster
+
+from rlvlm.core.errors import MachineError
+from rlvlm.serving import places
+from rlvlm.serving.config import Role
+from rlvlm.serving.places import Placing, cluster_nodes, held, place
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
+"""Id that Ray's fake provider expects of the head."""
+KINDS = {
+    "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+    "judge": {"resources": {"CPU": 2, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 1},
+    "learner": {"resources": {"CPU": 2, "GPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 1},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    file: Path = tmp_path_factory.mktemp("cluster") / "grows.yaml"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_FAKE_CLUSTER", "1")
+        patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+        patch.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", HEAD_ID)
+        cluster = Cluster(initialize_head=False)
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        changes = {
+            "max_workers": 2,
+            "idle_timeout_minutes": 5,
+            "provider": {
+                "type": "fake_multinode",
+                "use_node_id_as_ip": True,
+                "gcs_address": f"{get_node_ip_address()}:{port}",
+            },
+            "available_node_types": KINDS,
+        }
+        file.write_text(json.dumps(BASE_READONLY_CONFIG | changes))
+        head = {"num_cpus": 2, "num_gpus": 0, "gcs_server_port": port, "include_dashboard": False}
+        cluster.add_node(**head, autoscaling_config=str(file))
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        deadline = time.monotonic() + 90
+        while not places._autoscaler()[0]:  # it says so after its first look, and starts nodes in its only thread
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        yield
+    ray.shutdown()
+    # the nodes that the autoscaler started are its children
+    monitors = [psutil.Process(info.process.pid) for info in cluster.head_node.all_processes["monitor"]]
+    started = [child for monitor in monitors for child in monitor.children(recursive=True)]
+    cluster.shutdown()
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_cluster_without_workers_is_asked_for_all_places_at_once() -> None:
+    judge = Role(name="the judge", cpus=1.0, gpus=1.0, setting="--judge.fewer")
+    learners = Role(name="learners", count=2, gpus=1.0, setting="--learners.fewer")
+    many = Role(name="learners", count=9, gpus=1.0, setting="--learners.fewer")
+    said: list[str] = []
+    placing = Placing(timeout_s=90.0, log=said.append)
+    with held([judge, learners], lambda: place([judge, learners], cluster_nodes()), placing) as found:
+        assert len(ray.nodes()) == 3
+        assert len({*found["the judge"][0], *found["learners"][0]}) == 2
+    assert "the cluster is asked for the judge (1 x 1 CPU + 1 GPU), learners (2 x 1 GPU)" in said[0]
+    with (
+        pytest.raises(MachineError, match="after .* s the cluster is asked for learners .*coming: none"),
+        held([many], lambda: place([many], cluster_nodes()), Placing(timeout_s=3.0)),
+    ):
+        pass
