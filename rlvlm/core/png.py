@@ -26,7 +26,7 @@ def to_png(image: NDArray[np.uint8]) -> bytes:
     lines[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])  # modulo 256, as the filter wants
     header = struct.pack(">IIBBBBB", width, height, 8, _RGB, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, _LEVEL)), (b"IEND", b""))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), _LEVEL)), (b"IEND", b""))
     return _SIGNATURE + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
     )
