@@ -30,6 +30,7 @@ from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.push_block import PushBlocks
 from rlvlm.envs.registry import task_env
 from rlvlm.policies.protocol import SeenImages
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vla.policy import SampledChunks
 from rlvlm.rewards.config import TurnRewardConfig
 
@@ -133,7 +134,7 @@ def replies_a_second(way: str, args: argparse.Namespace) -> float:
     settings = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
     runner = TurnRunner(config=settings.learning(algo=algo).debugging(seed=0))
     engine: Any = SleepingEngine(args.spread)
-    runner.actor = Actor(engine, 48, 1.0)
+    runner.actor = Actor(engine, ReplySampling(max_new_tokens=48))
     newest = 0
 
     def use_newest() -> None:

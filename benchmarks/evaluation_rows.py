@@ -16,6 +16,7 @@ from rlvlm.algorithms.policy_gradient.player import turn_player
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.turns import Actor
 from rlvlm.envs.registry import task_env
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
@@ -51,7 +52,9 @@ def main() -> None:
         for envs in config.envs:
             engine = PausedEngine(policy, envs)
             engine.pause_s, began = pause_s, time.monotonic()
-            evaluation, _ = turn_player(Actor(engine, 48, 1.0), slots, envs).evaluate(config.episodes)
+            evaluation, _ = turn_player(Actor(engine, ReplySampling(max_new_tokens=48)), slots, envs).evaluate(
+                config.episodes
+            )
             took_s = time.monotonic() - began
             found = [episode.captions for episode in evaluation.episodes], dict(evaluation.metrics)
             first = first or found

@@ -53,6 +53,7 @@ from rlvlm.plugins.lerobot.config import LeRobotConfig
 from rlvlm.plugins.lerobot.loading import outline
 from rlvlm.plugins.openvla.config import OpenVLAConfig
 from rlvlm.plugins.openvla.network import CheckpointConfig, OpenVLANetwork
+from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vlm.backbone import prompt_ids
@@ -163,7 +164,7 @@ def run_policy(config: Config, folder: Path) -> dict[str, Any]:
     learner.imitator.train(sft.updates)
     started = peak()
     learner.begin()
-    runner.actor = Actor(PolicyEngine(learner.policy, config.rows), algo.max_reply_tokens, 1.0)
+    runner.actor = Actor(PolicyEngine(learner.policy, config.rows), ReplySampling(max_new_tokens=algo.max_reply_tokens))
     runner.action_elements = learner.policy.action_elements
     found = measured(config, learner, lambda: runner.sample(num_turns=config.turns))
     # what a run's memory check says of it, before anything is loaded
