@@ -47,7 +47,7 @@ class LateEngine:
     def missing(self, images: Any) -> list[int]:
         return []
 
-    def begin(self, obs: Any, seeds: Any, **settings: Any) -> list[Future[SampledReply]]:
+    def begin(self, obs: Any, seeds: Any, sampling: Any) -> list[Future[SampledReply]]:
         number = len(self.asked)
         self.asked.append(self.version)
         reply = SampledReply(

@@ -20,6 +20,7 @@ from rlvlm.demonstrations.collect import Disturbance, play_episodes
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE
 from rlvlm.envs.push_block import PushBlock, PushBlocks, observed
+from rlvlm.policies.protocol import Reading
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vla.pocket import PocketVLA
@@ -108,7 +109,7 @@ def test_one_episode_is_the_same_alone_and_among_others() -> None:
 def test_stored_log_probs_are_those_of_the_stored_tokens_where_they_were_seen() -> None:
     net = policy()
     for one in play(net, 5, 6, 7, temperature=1.6):
-        found = net.log_probs(one.obs.at(range(len(one))), one.answers, temperature=1.6).log_probs
+        found = net.log_probs(one.obs.at(range(len(one))), one.answers, Reading(temperature=1.6)).log_probs
         assert np.abs(found.detach().numpy() - np.stack(one.log_probs)).max() < 1e-4
 
 
