@@ -209,7 +209,9 @@ class AsyncAsker:
         # our own engine queues requests itself; a provider limits concurrent requests
         self._gate = asyncio.Semaphore(config.api.concurrency) if config.is_remote else nullcontext()
         self.stamp = _stamp(engine, config)
-        self.at_once = config.max_at_once
+        # within a budget block after block, so that one that is refused whole says that the budget is spent
+        has_budget = config.is_remote and (config.api.max_requests or config.api.max_cost_usd)
+        self.at_once = 0 if has_budget else config.max_at_once
 
     async def ask(self, dialogue: Dialogue) -> DialogueResult:
         """Returns the result of one dialogue, with its price if known; cancelling it stops the engine's work on it.

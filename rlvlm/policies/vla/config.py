@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rlvlm.core.checks import NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.guests import PolicyCheckpoint, guest_of, with_guests, with_sections
-from rlvlm.core.leads import CodeRef, ModelName, OwnSetting
+from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
 from rlvlm.core.references import is_reference
 from rlvlm.policies.own import check_head
 from rlvlm.policies.vla.flow.config import FlowConfig
@@ -60,7 +60,7 @@ class NoCheckpoint:
 
     section: ClassVar[str] = "policy"
     learns: str = "all"
-    adapter: str = ""
+    adapter: FilePath = ""
     device: str = "auto"
 
 
