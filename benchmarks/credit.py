@@ -107,15 +107,16 @@ def until(goal: float, curve: str) -> tuple[float, float]:
 
 
 def report(rows: Sequence[dict[str, str]], path: Path, goal: float) -> None:
-    """Prints mean and range over seeds of each cell, and draws success by judge, a line for each method."""
+    """Prints mean and range over seeds of each cell, and draws success by judge, a colour for each method."""
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
     figure = Figure(figsize=(6 * max(len(tasks), 1), 4), layout="constrained")
     panels = figure.subplots(1, max(len(tasks), 1), squeeze=False)[0]
     sys.stdout.write(f"task, judge, method, seeds, success (range), steps and questions to {goal}\n")
     for task, axes in zip(tasks, panels, strict=True):
+        judges = [judge for judge in JUDGES if any((row["task"], row["judge"]) == (task, judge) for row in rows)]
         for method in METHODS:
             points = []
-            for place, judge in enumerate(JUDGES):
+            for place, judge in enumerate(judges):
                 own = [row for row in rows if (row["task"], row["judge"], row["method"]) == (task, judge, method)]
                 if not own:
                     continue
@@ -126,8 +127,8 @@ def report(rows: Sequence[dict[str, str]], path: Path, goal: float) -> None:
                 spread = f"{np.mean(success):.2f} ({min(success):.2f} to {max(success):.2f})"
                 sys.stdout.write(f"{task}, {judge}, {method}, {len(own)}, {spread}, {', '.join(reached)}\n")
             if points:
-                axes.plot(*np.transpose(points), "o-", label=method)
-        axes.set(title=task, ylim=(-0.02, 1.02), xticks=range(len(JUDGES)), xticklabels=list(JUDGES))
+                axes.plot(*np.transpose(points), "o", label=method)
+        axes.set(title=task, ylim=(-0.02, 1.02), xticks=range(len(judges)), xticklabels=judges)
         axes.legend(fontsize=8)
     figure.savefig(path)
 
