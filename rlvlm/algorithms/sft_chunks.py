@@ -37,8 +37,8 @@ def demonstrate(
     """
     wanted, num_failures = config.episodes, 0
     successes: list[EpisodeRecord] = []
-    perturbation = Disturbance(noise=config.noise, p_perturb=config.p_perturb)
-    for record in play_episodes(env, perturbation, "", wanted=wanted, seed=seed, log=log):
+    disturbance = Disturbance(noise=config.noise, p_perturb=config.p_perturb)
+    for record in play_episodes(env, disturbance, "", wanted=wanted, seed=seed, log=log):
         num_failures += not record.success
         successes += [record] if record.success else []
     return _gathered(successes, num_failures, horizon)

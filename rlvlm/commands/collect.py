@@ -91,8 +91,8 @@ def _collect(task: str, kind: str, arguments: CollectArguments) -> str:
         config = config.for_demonstrations()  # without the settings of a run's training
         env = make_env(task, config, seed)
         folder = create_folder(out, task, kind, env=asdict(config), chunks=asdict(form_of(env)))
-        perturbation = Disturbance(noise=arguments.noise, p_perturb=arguments.p_perturb)
-        num_new = collect(env, perturbation, folder, arguments.episodes, seed, log=print_progress)
+        disturbance = Disturbance(noise=arguments.noise, p_perturb=arguments.p_perturb)
+        num_new = collect(env, disturbance, folder, arguments.episodes, seed, log=print_progress)
         write_sheet(folder, lambda: env)
     counts = write_card(folder)
     parts = {

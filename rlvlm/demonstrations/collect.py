@@ -279,14 +279,14 @@ def play(env: TurnEnv, player: Demonstrator, task: str, seed: int) -> EpisodeRec
 
 
 def _play_chunks(
-    env: ChunkEnv, task: str, name: str, perturbation: Disturbance, rng: np.random.Generator
+    env: ChunkEnv, task: str, name: str, disturbance: Disturbance, rng: np.random.Generator
 ) -> EpisodeRecord | str:
     """Plays an episode by the script; returns the instruction if there is no script for it."""
     perturbed: list[bool] = []
 
     def act(slots: Sequence[Slot]) -> list[FloatArray | None]:
-        before, p_perturb = slots[0].answers, perturbation.p_perturb
-        chunk = env.scripted_chunk(perturbation.noise, rng)
+        before, p_perturb = slots[0].answers, disturbance.p_perturb
+        chunk = env.scripted_chunk(disturbance.noise, rng)
         if chunk is None:
             return [None]
         perturbed.append(bool(p_perturb and before and rng.random() < p_perturb))
@@ -301,9 +301,9 @@ def _play_chunks(
         "proprio": np.concatenate([obs.proprio for obs in slot.seen[:-1]]),
         "actions": np.stack(slot.answers),
         "steps": np.array([info["steps"] for info in slot.infos[1:]], np.int64),
-        **({"perturbed": np.array(perturbed)} if perturbation.p_perturb else {}),
+        **({"perturbed": np.array(perturbed)} if disturbance.p_perturb else {}),
     }
-    return _record(slot, task, name, perturbation.name, (), arrays)
+    return _record(slot, task, name, disturbance.name, (), arrays)
 
 
 def _record(

@@ -26,7 +26,7 @@ from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.networks import learner_memory
-from rlvlm.serving.places import Node, Placing, bounded_start, cluster_nodes, place, places_held
+from rlvlm.serving.places import Node, Placing, bounded_start, cluster_nodes, place, reserve_places
 from rlvlm.vlms import devices
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ def held_places(config: RunConfig, log: Callable[[str], None]) -> Iterator[HeldP
     if not _is_on_cluster():
         yield HeldPlaces({}, placing)
         return
-    with places_held(config.roles, lambda: layout_of(config, nodes()), placing) as groups:
+    with reserve_places(config.roles, lambda: layout_of(config, nodes()), placing) as groups:
         yield HeldPlaces(groups, placing)
 
 

@@ -36,7 +36,7 @@ from rlvlm.serving.deployments import bind_judge, bind_policy
 from rlvlm.serving.gpu_leases import gpu_leases
 from rlvlm.serving.ingress import bind_gateway
 from rlvlm.serving.judge_replica import Builder
-from rlvlm.serving.places import ANYWHERE, Placing, cluster_nodes, place, places_held
+from rlvlm.serving.places import ANYWHERE, Placing, cluster_nodes, place, reserve_places
 from rlvlm.serving.policy_replica import PolicyBuilder
 from rlvlm.serving.replica import START_TIMEOUT_S, cause_of
 from rlvlm.vlms.config import EngineConfig
@@ -252,7 +252,7 @@ def _await_places(roles: Sequence[Role], placing: Placing) -> None:
         JudgeUnavailable: it has none, or others hold them for too long.
     """
     try:
-        with places_held(roles, lambda: place(roles, cluster_nodes()), placing):
+        with reserve_places(roles, lambda: place(roles, cluster_nodes()), placing):
             pass
     except MachineError as error:
         raise JudgeUnavailable(str(error), error.fix) from error

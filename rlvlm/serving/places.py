@@ -141,7 +141,7 @@ def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str
 
 
 @contextmanager
-def places_held(
+def reserve_places(
     roles: Sequence[Role], fits: Callable[[], object], placing: Placing
 ) -> Iterator[dict[str, tuple[tuple[str, ...], PlacementGroup]]]:
     """Yields node ids and placement group of each of `roles`, whose places nothing else gets while the context is open.
@@ -194,7 +194,7 @@ def _hold(
 def _await_room(
     roles: Sequence[Role], fits: Callable[[], object], placing: Placing, began: float
 ) -> dict[str, tuple[str, ...]]:
-    """Returns node ids on which Ray has found room for all processes of each role; see `places_held`."""
+    """Returns node ids on which Ray has found room for all processes of each role; see `reserve_places`."""
     reported = began - _REPORT_S
     # Ray's queue for what others hold, and what an autoscaler looks at
     demand = placement_group([_bundle(role) for role in roles for _ in range(role.count)])
@@ -250,7 +250,7 @@ def _autoscaler() -> tuple[bool | None, str]:
 def bounded_start(placing: Placing) -> Iterator[None]:
     """Ends actors of this process that have had no place for `placing.timeout_s` while the context is open. What starts
     them there waits for them without a limit, as RLlib does for env runners, whose places another run may have taken
-    in the moment between `places_held` and their start.
+    in the moment between `reserve_places` and their start.
 
     Raises:
         MachineError: actors were ended.

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from rlvlm.core.errors import MachineError
 from rlvlm.serving import places
 from rlvlm.serving.config import Role
-from rlvlm.serving.places import Placing, cluster_nodes, place, places_held
+from rlvlm.serving.places import Placing, cluster_nodes, place, reserve_places
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -78,12 +78,12 @@ def test_a_cluster_without_workers_is_asked_for_all_places_at_once() -> None:
     many = Role(name="learners", count=9, gpus=1.0, setting="--learners.fewer")
     said: list[str] = []
     placing = Placing(timeout_s=90.0, log=said.append)
-    with places_held([judge, learners], lambda: place([judge, learners], cluster_nodes()), placing) as found:
+    with reserve_places([judge, learners], lambda: place([judge, learners], cluster_nodes()), placing) as found:
         assert len(ray.nodes()) == 3
         assert len({*found["the judge"][0], *found["learners"][0]}) == 2
     assert "the cluster is asked for the judge (1 x 1 CPU + 1 GPU), learners (2 x 1 GPU)" in said[0]
     with (
         pytest.raises(MachineError, match="after .* s the cluster is asked for learners .*coming: none"),
-        places_held([many], lambda: place([many], cluster_nodes()), Placing(timeout_s=3.0)),
+        reserve_places([many], lambda: place([many], cluster_nodes()), Placing(timeout_s=3.0)),
     ):
         pass

@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 from rlvlm.core.errors import MachineError
 from rlvlm.serving import places
 from rlvlm.serving.config import Role
-from rlvlm.serving.places import Placing, bounded_start, cluster_nodes, place, places_held, preferring
+from rlvlm.serving.places import Placing, bounded_start, cluster_nodes, place, preferring, reserve_places
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -48,7 +48,7 @@ def fits(*roles: Role) -> Any:
 
 
 def test_a_judge_that_serve_spreads_leaves_a_whole_gpu_for_the_learner() -> None:
-    with places_held([LEARNER, JUDGE], fits(LEARNER, JUDGE), Placing()) as found:
+    with reserve_places([LEARNER, JUDGE], fits(LEARNER, JUDGE), Placing()) as found:
         (judge, *_), (learner,) = found["the judge"][0], found["learners"][0]
         assert judge != learner and found["the judge"][0] == (judge, judge)
         ray.util.remove_placement_group(found["the judge"][1])
@@ -67,16 +67,16 @@ def test_what_others_hold_is_named_and_waited_for() -> None:
     for roles in ([LEARNER, JUDGE], [JUDGE, LEARNER]):
         with (
             pytest.raises(MachineError, match="others hold the places of .*0 GPU free beside 1 Process") as caught,
-            places_held(roles, fits(*roles), Placing(timeout_s=1.0, setting="--longer", log=said.append)),
+            reserve_places(roles, fits(*roles), Placing(timeout_s=1.0, setting="--longer", log=said.append)),
         ):
             pass
         assert "--longer" in caught.value.fix and "--learners.fewer" in caught.value.fix
     assert len(said) == 2, "it is said once at the beginning, and then every ten seconds"
-    with places_held([LEARNER], fits(LEARNER), Placing(timeout_s=1.0)):
+    with reserve_places([LEARNER], fits(LEARNER), Placing(timeout_s=1.0)):
         pass  # what was waited for in vain is not held
     threading.Timer(2.0, ray.kill, [other]).start()
     began = time.monotonic()
-    with places_held([LEARNER, JUDGE], fits(LEARNER, JUDGE), Placing(timeout_s=60.0)) as found:
+    with reserve_places([LEARNER, JUDGE], fits(LEARNER, JUDGE), Placing(timeout_s=60.0)) as found:
         assert time.monotonic() - began > 1 and found.keys() == {"learners", "the judge"}
 
 
@@ -85,7 +85,7 @@ def test_what_no_machine_has_is_refused_at_once() -> None:
     began = time.monotonic()
     with (
         pytest.raises(MachineError, match="learners 3 of 3 .* has no place"),
-        places_held([many], fits(many), Placing()),
+        reserve_places([many], fits(many), Placing()),
     ):
         pass
     assert time.monotonic() - began < 10
