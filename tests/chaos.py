@@ -23,6 +23,11 @@ import psutil
 
 from rlvlm.core.judging import Verdict
 
+PATIENCE_S = 400.0
+"""A bound for what comes back by itself, below that of a test: a process that starts while thirty others want the same
+two cores takes minutes.
+"""
+
 
 @dataclass(kw_only=True, slots=True)
 class FaultReport:
@@ -169,7 +174,7 @@ def exists(pid: int) -> bool:
         return False
 
 
-def wait_until(holds: Callable[[], bool], within_s: float, what: str) -> float:
+def wait_until(holds: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> float:
     """Seconds until `holds` did.
 
     Raises:

@@ -72,7 +72,7 @@ def ray_address():
         "no_monitor": True,
         "object_store_memory": 200 * 2**20,
         "temp_dir": folder,
-        "_system_config": {"prestart_worker_first_driver": False},
+        "_system_config": {"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
     }
     with pytest.MonkeyPatch.context() as patch:  # workers find what test files and examples define
         tests = Path(__file__).parent

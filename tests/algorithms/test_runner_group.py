@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from chaos import wait_until
 from ray.rllib.algorithms.algorithm import Algorithm
 from state_trees import assert_same
 
@@ -115,11 +116,7 @@ def kill(algorithm, index, how=signal.SIGKILL):
 
 def wait_for_both(algorithm):
     """Trains until a lost runner is back, and both have played a whole turn."""
-    deadline = time.monotonic() + 120
-    while algorithm.env_runner_group.num_healthy_remote_workers() < 2:
-        assert time.monotonic() < deadline, "it never came back"
-        algorithm.train()
-        time.sleep(0.2)
+    wait_until(lambda: algorithm.train() and algorithm.env_runner_group.num_healthy_remote_workers() == 2, "it is back")
     steps = algorithm.env_steps
     algorithm.train()
     assert algorithm.env_steps == steps + 2 * NUM_ENVS * EPISODE_STEPS
@@ -227,11 +224,7 @@ def test_a_stopped_runner_is_replaced_once_and_ends_the_run_the_second_time(pair
     pair.train()
     assert re.search(wanted, caplog.text) and "no sign of life for 3 s" in caplog.text
     assert time.monotonic() - began < 20
-    deadline = time.monotonic() + 120
-    while 2 not in runner_group.alive():
-        assert time.monotonic() < deadline, "it never came back"
-        runner_group.revive()
-        time.sleep(0.2)
+    wait_until(lambda: runner_group.revive() or 2 in runner_group.alive(), "it is back")
     with pytest.raises(
         MachineError, match=rf"env runner 2 \(process {kill(pair, 2, signal.SIGSTOP)} on .*before"
     ) as caught:

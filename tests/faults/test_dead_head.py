@@ -43,7 +43,7 @@ def cluster(**settings: str) -> Iterator[tuple[dict[str, str], psutil.Process]]:
         head = psutil.Popen([str(ray), *words.split(), *options], env=environment, stdout=subprocess.DEVNULL)
         try:
             address = f"127.0.0.1:{port}"
-            wait_until(lambda: answers(port), 120, "the head to answer")
+            wait_until(lambda: answers(port), "the head to answer")
             yield environment | {"RAY_ADDRESS": address}, head
         finally:
             end(head)
@@ -85,7 +85,7 @@ def lose_head(words: Sequence[str], holds: Callable[[], bool], what: str) -> Non
     with cluster() as (environment, head):
         # its driver has no say: Ray ends the process with the raylet that it hangs on
         child = subprocess.Popen([sys.executable, "-m", *words], env=environment)
-        wait_until(lambda: holds() or child.poll() is not None, 900, what)
+        wait_until(lambda: holds() or child.poll() is not None, what, 900)
         assert child.poll() is None, "it ended too early"
         end(head)
         try:

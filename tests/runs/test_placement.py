@@ -1,7 +1,6 @@
 """Every process of a run has a place of its own before anything starts. The nodes are real, their GPUs are in name."""
 
 import re
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from chaos import wait_until
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 from rich.console import Console
@@ -206,10 +206,7 @@ def test_a_run_goes_where_the_plan_says(cluster, monkeypatch):
                 with pytest.raises(MachineError, match="Ray has given to others"):
                     book_gpu(1.0)
         remove_placement_group(places)
-        deadline = time.monotonic() + 60
-        while ray.available_resources().get("GPU") != 8:
-            assert time.monotonic() < deadline, "what was booked is given back"
-            time.sleep(0.05)
+        wait_until(lambda: ray.available_resources().get("GPU") == 8, "what was booked is given back")
 
 
 @pytest.mark.ray

@@ -151,7 +151,7 @@ def test_a_judge_grows_with_its_load(cluster):
         over = threading.Event()
         load = threading.Thread(target=_ask_until, args=(growing, over))
         load.start()
-        wait_until(lambda: len(replica_names(growing.app)) == 2, 30, "a second copy")
+        wait_until(lambda: len(replica_names(growing.app)) == 2, "a second copy")
         over.set()
         load.join()
 
@@ -195,7 +195,7 @@ def test_the_figures_reach_rays_prometheus_endpoint(running, tmp_path):
         return all(word in text for word in wanted)
 
     try:
-        wait_until(is_there, 30, "every figure")
+        wait_until(is_there, "every figure")
     except TimeoutError as error:
         raise AssertionError([word for word in wanted if word not in text]) from error
     assert "ray_rlvlm_judge_crossed_total" not in text, "nothing crossed, nothing counted"

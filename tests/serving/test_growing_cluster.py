@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from chaos import PATIENCE_S, wait_until
 from ray._private.services import get_node_ip_address
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
@@ -57,10 +57,7 @@ def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster.address)
-        deadline = time.monotonic() + 90
-        while not places._autoscaler()[0]:  # it says so after its first look, and starts nodes in its only thread
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        wait_until(lambda: places._autoscaler()[0], "the autoscaler's first look")  # it starts nodes in its only thread
         yield
     ray.shutdown()
     # the nodes that the autoscaler started are its children
@@ -77,7 +74,7 @@ def test_a_cluster_without_workers_is_asked_for_all_places_at_once() -> None:
     learners = Role(name="learners", count=2, gpus=1.0, setting="--learners.fewer")
     many = Role(name="learners", count=9, gpus=1.0, setting="--learners.fewer")
     said: list[str] = []
-    placing = Placing(timeout_s=90.0, log=said.append)
+    placing = Placing(timeout_s=PATIENCE_S, log=said.append)
     with reserve_places([judge, learners], lambda: place([judge, learners], cluster_nodes()), placing) as found:
         assert len(ray.nodes()) == 3
         assert len({*found["the judge"][0], *found["learners"][0]}) == 2

@@ -248,11 +248,11 @@ def test_a_replica_killed_during_a_sync_delays_no_request_and_returns_with_the_n
         assert not waits.done(), "both have all but the last bucket"
         gone = replica_pids(app)[0]
         os.kill(gone, signal.SIGKILL)
-        wait_until(lambda: gone not in replica_pids(app), 60, "it is gone")
+        wait_until(lambda: gone not in replica_pids(app), "it is gone")
         gate.touch()
         replies = waits.result(120)
     assert ids_of(replies) == own and {reply.version for reply in replies} == {50}
-    wait_until(lambda: len(replica_pids(app)) == 2, 120, "it is back")
+    wait_until(lambda: len(replica_pids(app)) == 2, "it is back")
     for _ in range(4):  # whichever of them is asked
         again = engine.reply(*requests(12), ReplySampling(max_new_tokens=6))
         assert ids_of(again) == own and {reply.version for reply in again} == {50}
@@ -276,7 +276,7 @@ def test_killed_replicas_lose_and_double_no_turn(app, folder, kills):
             # In batches of another size a draw may, once in a long while, fall on the other side of a last bit.
             assert sum(left != right for left, right in zip(ids_of(served), ids_of(own), strict=True)) <= 1
             assert {reply.version for reply in served} == {version}
-    wait_until(lambda: len(replica_pids(app)) == 2, 120, "both replicas back")
+    wait_until(lambda: len(replica_pids(app)) == 2, "both replicas back")
     assert kills == 1 or engine.report()[metrics.ENGINE_RETRIES] > 0, "some request was under way when its replica died"
     engine.close()
 
@@ -376,7 +376,7 @@ def test_a_sleeping_replica_answers_once_it_is_woken_even_if_it_was_killed(sleep
             if lost:
                 gone = replica_pids(sleepers)[0]
                 os.kill(gone, signal.SIGKILL)
-                wait_until(lambda gone=gone: gone not in replica_pids(sleepers), 60, "it is gone")
+                wait_until(lambda gone=gone: gone not in replica_pids(sleepers), "it is gone")
             engine.wake([])
             assert ids_of(waits.result(60)) == own
             engine.sleep()

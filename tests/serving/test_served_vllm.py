@@ -134,7 +134,7 @@ def test_engine_or_replica_killed_both_are_replaced_and_nothing_is_left(local_ra
             os.kill(engine if victim == "engine" else replica, signal.SIGKILL)
             assert [verdict.label for verdict in judge.compare(pairs)] == expected, f"after the {victim} was killed"
             assert not psutil.pid_exists(engine) and replica not in replica_pids(app)
-            wait_until(lambda: len(engines()) == 1, 60, "one engine")
+            wait_until(lambda: len(engines()) == 1, "one engine")
 
 
 def is_engine_of(process: psutil.Process, parents: list[int]) -> bool:
