@@ -200,3 +200,15 @@ def record(slot: Slot) -> Episode:
         answers=tuple(slot.answers),
         states=np.stack(slot.seen) if is_named else snapshots[looked],
     )
+
+
+def reward_ranks(episode: Episode, met: FloatArray) -> FloatArray:
+    """Returns [T + 1], a progress for envs that have none: the rank of the reward that led to each moment among the
+    rewards `met` [M], which rise, as a share from 0 to 1; equal rewards share the middle of their ranks. The start has
+    that of the first reward.
+
+    Ranks and not values: one bonus at the end would make all other rewards look alike.
+    """
+    below, upto = (np.searchsorted(met, episode.rewards, side) for side in ("left", "right"))
+    ranks = np.clip((below + upto - 1) / 2 / max(len(met) - 1, 1), 0, 1).astype(np.float32)
+    return np.concatenate([ranks[:1], ranks])

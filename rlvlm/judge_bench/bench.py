@@ -24,7 +24,8 @@ from rlvlm.judge_bench.figures import cost_figures, pooled, teacher_table
 from rlvlm.judge_bench.frozen import frozen_items, frozen_rows
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.published import published_figures
-from rlvlm.judge_bench.rehearsal.rehearse import Kind, Rehearsal, rehearse
+from rlvlm.judge_bench.rehearsal.outcome import Kind, Rehearsal
+from rlvlm.judge_bench.rehearsal.rehearse import rehearse, staged
 from rlvlm.judge_bench.remedies import remedies
 from rlvlm.judge_bench.suites import VERSION, Suite, is_recording, questions_of_person
 from rlvlm.judge_bench.task_items import make_items, recorded_items
@@ -162,20 +163,21 @@ def rehearse_task(
         kinds.append("scores")
     if any(answer.label for answer in answers):
         kinds.append("pairs")
-    for kind in kinds:
-        if is_stopped():
-            break
-        try:
-            rehearsal = rehearse(
-                judge, task, env, suite.rehearse, kind=kind, name=judge.stamp.judge, size_px=config.image_px,
-                num_frames=found.num_frames, seed=found.seed, goal=suite.goal, script=suite.player,
-                is_stopped=is_stopped,
-            )  # fmt: skip
-        except (UnsupportedQuestion, JudgeUnavailable) as error:
-            log(f"{task}: no rehearsal of {kind}: {first_line(error)}")
-            continue
-        log(f"{task}: {rehearsal.sentence}")
-        rehearsals.append(rehearsal)
+    if not kinds:
+        return []
+    try:
+        with staged(task, env, found.seed, suite.player) as stage:
+            for kind in kinds:
+                if is_stopped():
+                    break
+                rehearsal = rehearse(
+                    judge, stage, suite.rehearse, kind=kind, name=judge.stamp.judge, size_px=config.image_px,
+                    num_frames=found.num_frames, goal=suite.goal, is_stopped=is_stopped,
+                )  # fmt: skip
+                log(f"{task}: {rehearsal.sentence}")
+                rehearsals.append(rehearsal)
+    except (UnsupportedQuestion, JudgeUnavailable) as error:  # a judge that is gone answers no other kind either
+        log(f"{task}: no{' further' if rehearsals else ''} rehearsal: {first_line(error)}")
     return rehearsals
 
 

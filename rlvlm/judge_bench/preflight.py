@@ -15,7 +15,8 @@ from rlvlm.judge_bench.faults import Fault, Graded, grade
 from rlvlm.judge_bench.figures import Figures
 from rlvlm.judge_bench.hacked import shipped_episodes
 from rlvlm.judge_bench.items import TaskItems
-from rlvlm.judge_bench.rehearsal.rehearse import Kind, Rehearsal, rehearse
+from rlvlm.judge_bench.rehearsal.outcome import Kind, Rehearsal
+from rlvlm.judge_bench.rehearsal.rehearse import rehearse, staged
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.judge import Judge
@@ -150,7 +151,7 @@ def preflight(
     seed: int,
     *,
     min_auc: float | None = None,
-    is_strict: bool = True,
+    refuses_faulty: bool = True,
     log: Callable[[str], None] = lambda _: None,
 ) -> Figures:
     """Asks about `made`, and returns `pair_figures` and `score_figures` together; faults are logged.
@@ -161,7 +162,7 @@ def preflight(
         num_frames: see there.
         seed: see there.
         min_auc: see there.
-        is_strict: whether a fault that is fatal, or that a policy can exploit, is an error (`JudgeConfig.faulty`).
+        refuses_faulty: whether a fault that is fatal, or that a policy can exploit, is an error; see `JudgeConfig`.
         log: called with a line of text.
 
     Raises:
@@ -169,7 +170,7 @@ def preflight(
         JudgeUnavailable: the judge does not answer, or cannot be asked this form of question.
     """
     graded = measure_known(judge, made, num_frames, seed, min_auc=min_auc)
-    if is_strict:
+    if refuses_faulty:
         refuse_faulty(graded.faults)
     for fault in graded.faults:
         log(f"the judge {fault.name} ({fault.evidence})")
@@ -187,25 +188,25 @@ def rehearse_before(  # noqa: PLR0913 - what a rehearsal is made of
     num_frames: int,
     seed: int,
     goal: str = "",
-    is_strict: bool = True,
+    refuses_faulty: bool = True,
     log: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal | None:
     """Rehearses before a run what its judge would teach, see `rehearse`; None, which is logged, where it cannot.
 
     Raises:
-        JudgeRefused: it surely leads a search away from the goal, and `is_strict`.
+        JudgeRefused: it surely leads a search away from the goal, and `refuses_faulty`.
         JudgeUnavailable: the judge does not answer.
     """
     log(f"rehearsing what the judge would teach, with {questions} questions")
     try:
-        found = rehearse(
-            judge, task, config, questions,
-            kind=kind, name="judge", size_px=size_px, num_frames=num_frames, seed=seed, goal=goal,
-        )  # fmt: skip
+        with staged(task, config, seed) as stage:
+            found = rehearse(
+                judge, stage, questions, kind=kind, name="judge", size_px=size_px, num_frames=num_frames, goal=goal
+            )
     except UnsupportedQuestion as error:
         log(f"no rehearsal: {error}")
         return None
     log(found.sentence)
-    if found.fault and is_strict:
+    if found.fault and refuses_faulty:
         refuse_faulty([found.fault])
     return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.playing import Episode, Style, play, player_of
+from rlvlm.demonstrations.playing import Episode, Style, play, player_of, reward_ranks
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.config import ChunkEnvConfig, EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
@@ -36,7 +36,6 @@ from rlvlm.judge_bench.items import (
     video_items,
 )
 from rlvlm.judge_bench.suites import VERSION, Suite
-from rlvlm.judges.agreement import average_ranks
 from rlvlm.judges.prompts import OTHER_GOAL
 
 logger = logging.getLogger(__name__)
@@ -263,23 +262,20 @@ def _task_items(task: str, items: Sequence[Item], draw: Draw, close: Callable[[]
 
 
 def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:
-    """Returns the episodes with the rank of true rewards, as a share of all played moments, instead of progress.
+    """Returns the episodes with the rank of true rewards among all played moments in place of progress.
 
     The start, to which no reward led, is not looked at.
     """
-    rewards = np.concatenate([episode.rewards for episode in episodes])
-    # ranks and not values: one bonus at the end would make all other rewards look alike
-    ranks = ((average_ranks(rewards) - 1) / max(len(rewards) - 1, 1)).astype(np.float32)
-    parts = np.split(ranks, np.cumsum([len(episode.rewards) for episode in episodes])[:-1])
+    met = np.sort(np.concatenate([episode.rewards for episode in episodes]))
     return [
         replace(
             episode,
-            progress=np.concatenate([part[:1], part]),
+            progress=reward_ranks(episode, met),
             looked=episode.looked[1:],
             successes=episode.successes[1:],
             is_success=any(episode.successes[1:]),
         )
-        for episode, part in zip(episodes, parts, strict=True)
+        for episode in episodes
     ]
 
 

@@ -113,7 +113,7 @@ class Watch:
             made = _scored(made)
             figures = preflight(
                 asked, made, self._num_frames, _SEED,
-                min_auc=self._config.min_auc, is_strict=self._faulty == "refuse", log=self.findings.append,
+                min_auc=self._config.min_auc, refuses_faulty=self._faulty == "refuse", log=self.findings.append,
             )  # fmt: skip
             made.close()
             order = [made.items[index] for index, _ in asking_order(made, _SEED)["scores"]]

@@ -122,7 +122,7 @@ def test_an_exploitable_judge_stops_a_run_unless_the_user_insists(made):
     lines: list[str] = []
     with pytest.raises(JudgeRefused, match="when it is shown backwards"):
         tried(PathLength(0.0), made)
-    preflight(PathLength(0.0), made, 2, 0, is_strict=False, log=lines.append)
+    preflight(PathLength(0.0), made, 2, 0, refuses_faulty=False, log=lines.append)
     for how in ("when it is shown backwards", "under another goal of the scene"):
         assert any(line.startswith(f"the judge scores a success as high {how} (") for line in lines), lines
 

@@ -13,14 +13,16 @@ import pytest
 from rlvlm.cli import run_command
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.demonstrations.playing import Episode, reward_ranks
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import shares_of_scores, worth_of
 from rlvlm.judge_bench.preflight import JudgeRefused, known_items, preflight, rehearse_before, scored_suite
 from rlvlm.judge_bench.rehearsal.control import CoarseLabels, CoarseScores
 from rlvlm.judge_bench.rehearsal.fitted import Features, fit_pairs, fit_scores
+from rlvlm.judge_bench.rehearsal.outcome import Kind, Rehearsal
 from rlvlm.judge_bench.rehearsal.plans import Ends, make_plans, starts_of
-from rlvlm.judge_bench.rehearsal.rehearse import Rehearsal, rehearse
+from rlvlm.judge_bench.rehearsal.rehearse import rehearse, staged
 from rlvlm.judge_bench.rehearsal.search import Choice, first_ends
 from rlvlm.testing.planted import ItemJudge, chance, true_value
 
@@ -53,6 +55,16 @@ def test_random_errors_are_measured_on_neighbours():
     scores = np.array([0.5, 0.7, 0.7, 0.5, 0.5, 0.7], np.float32)
     pairs = replace(ends([0.5] * 6, steps=steps), first=np.repeat(np.arange(3, dtype=np.float32), 2)[:, None])
     assert CoarseScores.of(pairs, scores).noise == pytest.approx(0.2 / np.sqrt(2), abs=1e-3)
+
+
+def test_rewards_as_progress_by_hand():
+    """Two of four rewards are 0 and share the middle of their ranks; what exceeds all met rewards has gone all the
+    way.
+    """
+    episode = Episode(
+        seed=0, snapshots=np.zeros((5, 1)), progress=np.zeros(5), rewards=np.array([0, 1, 2, 9]), is_success=False
+    )
+    assert reward_ranks(episode, np.array([0, 0, 1, 3])) == pytest.approx([1 / 6, 1 / 6, 2 / 3, 5 / 6, 1])
 
 
 def test_labels_of_a_truth_as_coarse_keep_the_share_of_errors_at_a_gap():
@@ -131,9 +143,9 @@ def flips(item: Item) -> float:
     return true_value(item) if is_right else (0.1 if item.success else 0.95)
 
 
-def rehearsed(judge, questions: int = 500) -> Rehearsal:
-    env = task_env("push_block")
-    return rehearse(judge, "push_block", env, questions, kind="scores", name="j", size_px=48, num_frames=2, seed=0)
+def rehearsed(judge, questions: int = 500, kind: Kind = "scores") -> Rehearsal:
+    with staged("push_block", task_env("push_block"), 0) as stage:
+        return rehearse(judge, stage, questions, kind=kind, name="j", size_px=48, num_frames=2)
 
 
 @pytest.mark.slow
@@ -153,7 +165,7 @@ def test_a_judge_of_the_hand_is_fooled_and_refused_before_a_run(monkeypatch):
     )  # fmt: skip
     with pytest.raises(JudgeRefused, match=r"(?s)leads a search away from the goal .*--judge.faulty ok"):
         before()
-    assert before(is_strict=False) is found and "can be fooled" in lines[-1]
+    assert before(refuses_faulty=False) is found and "can be fooled" in lines[-1]
 
 
 @pytest.mark.slow
@@ -222,10 +234,7 @@ class Abstaining(Failing):
     "status", [pytest.param(Status.NO_PREFERENCE, marks=pytest.mark.slow), Status.INVALID, Status.FAILED]
 )
 def test_a_judge_that_abstains_through_the_search_is_not_graded(status):
-    env = task_env("push_block")
-    found = rehearse(
-        Abstaining(status), "push_block", env, 100, kind="pairs", name="j", size_px=48, num_frames=1, seed=0
-    )
+    found = rehearsed(Abstaining(status), 100, "pairs")
     wanted = "too weak here" if status is Status.NO_PREFERENCE else "too few answers"  # a tie is an answer
     assert found.verdict == wanted and found.fault is None
 

@@ -191,7 +191,7 @@ class RewardLabeller:
             rehearse_before(
                 self, task, env, reward.monitor.rehearse,
                 kind="scores", size_px=reward.frame_px, num_frames=reward.num_frames, seed=seed,
-                goal=self.judged.goal, is_strict=self._refuses_faulty, log=log,
+                goal=self.judged.goal, refuses_faulty=self._refuses_faulty, log=log,
             )  # fmt: skip
         if is_measured:
             known = [scoring_item(item, reward.num_frames, env.draw_path) for item in made.items if item.source < 0]
@@ -225,7 +225,7 @@ class RewardLabeller:
         self._tried.clear()
         figures = preflight(
             self, made, config.num_frames, seed,
-            min_auc=config.monitor.min_auc, is_strict=self._refuses_faulty, log=log,
+            min_auc=config.monitor.min_auc, refuses_faulty=self._refuses_faulty, log=log,
         )  # fmt: skip
         area, threshold = figures["auc"], figures["threshold"]
         log(

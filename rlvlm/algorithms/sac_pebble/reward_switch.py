@@ -282,7 +282,7 @@ def preflight_on_pairs(
         return known
     assert setup.make_judge is not None, "it has been checked"
     # with its memory: a run that is started again, or another with the same store, asks nothing twice
-    judge, size_px, is_strict = setup.make_judge(), setup.judge.image_px, setup.judge.refuses_faulty
+    judge, size_px, refuses_faulty = setup.make_judge(), setup.judge.image_px, setup.judge.refuses_faulty
     if count:
         suite = compared_suite(task, count, line=bool(feedback.rehearse))
         made = known_items(suite, env, size_px, seed, per_turn=False, goal=setup.goal)
@@ -291,7 +291,7 @@ def preflight_on_pairs(
                 log("the judge is not tried on known pairs: nobody knows how to play the task")
                 return known
             log(f"trying the judge on {len(made.items)} pairs whose truth is known, in both orders")
-            figures = preflight(judge, made, 1, seed, is_strict=is_strict, log=log)
+            figures = preflight(judge, made, 1, seed, refuses_faulty=refuses_faulty, log=log)
             known = [
                 {
                     "snapshots": np.concatenate(item.sides),
@@ -308,6 +308,7 @@ def preflight_on_pairs(
     if feedback.rehearse:
         rehearse_before(
             judge, task, env, feedback.rehearse,
-            kind="pairs", size_px=size_px, num_frames=1, seed=seed, goal=setup.goal, is_strict=is_strict, log=log,
+            kind="pairs", size_px=size_px, num_frames=1, seed=seed, goal=setup.goal,
+            refuses_faulty=refuses_faulty, log=log,
         )  # fmt: skip
     return known

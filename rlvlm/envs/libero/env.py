@@ -180,10 +180,13 @@ class LiberoEnv(ChunkEnv):
     def step(self, chunk: FloatArray) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """Returns observation, 1 if the task has just been solved, terminated, truncated, info."""
         chunk = np.asarray(chunk, np.float32)
-        # the script keeps its memory as long as the executed actions are the ones it planned; otherwise it starts over
-        is_scripted = self._planned is not None and np.array_equal(chunk, self._planned[0])
-        self._memory = self._planned[1] if self._planned is not None and is_scripted else ScriptMemory()
-        self._planned = None
+        # the script keeps its memory as long as the executed actions are the ones it planned, at once or in parts;
+        # otherwise it starts over
+        planned, memory = self._planned or (chunk[:0], ScriptMemory())
+        is_scripted = len(planned) > 0 and np.array_equal(chunk, planned[: len(chunk)])
+        left = planned[len(chunk) :]
+        self._planned = (left, memory) if is_scripted and len(left) else None
+        self._memory = memory if is_scripted and not len(left) else ScriptMemory()
         came = self._envs.step(np.array([0]), chunk[None])
         self._seen = came.obs.snapshots[0]
         return self.answer_alone(came, self._state_id)

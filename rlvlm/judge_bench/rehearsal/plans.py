@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.steps import FloatArray
-from rlvlm.demonstrations.playing import Episode, Script, Style, replay
+from rlvlm.demonstrations.playing import Episode, Script, Style, replay, reward_ranks
 from rlvlm.envs.config import ChunkEnvConfig, EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.registry import make_env
@@ -107,13 +107,10 @@ class Plans(ABC):
         return walk(self.env, start, style, self._script)
 
     def progress_of(self, episode: Episode) -> FloatArray:
-        """Returns [T + 1] progress of an episode or, after `rank_rewards`, the rank of the reward that led to each
-        moment among those met, from 0 to 1.
-        """
+        """Returns [T + 1] progress of an episode or, after `rank_rewards`, its `reward_ranks`."""
         if self._rewards is None:
             return episode.progress
-        ranks = np.interp(episode.rewards, self._rewards, np.linspace(0, 1, len(self._rewards))).astype(np.float32)
-        return np.concatenate([ranks[:1], ranks])
+        return reward_ranks(episode, self._rewards)
 
     @abstractmethod
     def prior(self, count: int) -> Any:
