@@ -62,7 +62,7 @@ def build(local_ray):
     """Builds small algorithms on a Ray with a place for each of their runners."""
     built = []
 
-    def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7, revival_s=300.0):
+    def make(env_runners, task="rlvlm.testing:TINY", turn_steps=7):
         sac = SACConfig(
             hidden=(32, 32),
             batch_size=32,
@@ -77,7 +77,6 @@ def build(local_ray):
             .envs(task=task, env_settings=env)
             .learning(sac=sac)
             .rewards(reward=StepRewardConfig(source="environment"))
-            .fault_tolerance(env_runner_restore_timeout_s=revival_s)
             .debugging(seed=3)
         )
         built.append(config.build_algo())
@@ -246,12 +245,13 @@ def test_a_run_goes_on_with_another_number_of_runners(build, pair, tmp_path):
         assert other.env_steps > one.env_steps
 
 
-def test_an_envs_error_reaches_the_caller_and_a_lost_runner_is_waited_for(build):
-    algorithm = build(1, task="tests.algorithms.test_runner_group:JAMMED", revival_s=0.5)
+def test_an_envs_error_reaches_the_caller_and_a_lost_runner_is_waited_for(build, monkeypatch):
+    algorithm = build(1, task="tests.algorithms.test_runner_group:JAMMED")
     with pytest.raises(OSError, match="the gripper is jammed") as caught:
         train(algorithm, 2)
     assert "in env runner 1:" in caught.value.__notes__[0] and "JammedEnv" not in str(caught.value)
     (actor,) = algorithm.env_runner_group._worker_manager.actors().values()
+    monkeypatch.setattr(algorithm.runners, "_revival_s", 0.5)
     ray.kill(actor, no_restart=True)
     with pytest.raises(MachineError, match=r"none is back after 0.5 s \(`env_runner_restore_timeout_s`\)"):
         algorithm.train()
