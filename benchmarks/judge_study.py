@@ -70,7 +70,12 @@ PREDICTORS = (
     "voc", "accuracy", "auc", "mae", "tau", "worth", "controls", "hacked_auc", "attempts", "line", "rehearsal", "paid",
 )  # fmt: skip
 """Figures that might predict; in each the better judge has the larger number."""
-COLUMNS = ("task", "judge", "fault", "kind", "seed", *PREDICTORS, "before", "success", "seconds")
+COLUMNS = (
+    "task", "judge", "fault", "kind", "seed", *PREDICTORS, "before", "success", "seconds", "peak", "alarm",
+    "alarm_step",
+)  # fmt: skip
+"""Of runs the last three are the best evaluation, the monitor's alarm, 0 for none, and the step of the first line of
+metrics with it; rows made before these columns lack them."""
 _RESAMPLES = 2_000
 
 
@@ -137,15 +142,25 @@ def _value(figure: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def train(task: str, judge: str, seed: int, more: Sequence[str]) -> dict[str, float]:
-    """Returns the true success before a run and at its end, the mean over evaluations in its last fifth."""
+def train(task: str, judge: str, seed: int, more: Sequence[str]) -> dict[str, Any]:
+    """Returns the true success before a run, at its best and at its end, the mean over evaluations in its last fifth;
+    and the monitor's alarm.
+    """
     with tempfile.TemporaryDirectory() as folder:
         words = [*TASKS[task][1].split(), *judge_words(judge), "--judge.faulty", "ok", "--seed", str(seed)]
         _run(["rlvlm.run", task, *words, "--out", f"{folder}/run", *more])
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if "eval/success_at_end" in row]
-    late = [row["eval/success_at_end"] for row in rows if row["env_steps"] >= 0.8 * rows[-1]["env_steps"]]
-    return {"before": round(rows[0]["eval/success_at_end"], 4), "success": round(float(np.mean(late)), 4)}
+    logged = [json.loads(line) for line in lines]
+    alarm = next((row for row in logged if row.get("judge/alarm")), {})
+    ends = [(row["env_steps"], row["eval/success_at_end"]) for row in logged if "eval/success_at_end" in row]
+    late = [success for step, success in ends if step >= 0.8 * ends[-1][0]]
+    return {
+        "before": round(ends[0][1], 4),
+        "success": round(float(np.mean(late)), 4),
+        "peak": round(max(success for _, success in ends), 4),
+        "alarm": int(alarm.get("judge/alarm", 0)),
+        "alarm_step": alarm.get("env_steps", ""),
+    }
 
 
 def _run(words: Sequence[str]) -> None:

@@ -120,7 +120,7 @@ class LabelMonitor(Stateful):
         clear = self._clear(self._recent)
         if len(clear):
             figures[metrics.JUDGE_CLEAR_RIGHT] = float(1 - clear[:, 2].mean())
-        parts = [wrong / count for _, wrong, count in self._parts(clear) if count >= _MIN_LABELS]
+        parts = [float(part[:, 2].mean()) for _, part in self._parts(clear) if len(part) >= _MIN_LABELS]
         return figures | ({metrics.JUDGE_WORST_PART: max(parts)} if parts else {})
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -140,8 +140,8 @@ class LabelMonitor(Stateful):
         span = max(float(kept[:, 0].max() - (kept[:, 0] - kept[:, 1]).min()), 1e-9)
         return found[found[:, 1] >= self._config.clear_gap * span]
 
-    def _parts(self, clear: NDArray[np.float64]) -> Iterator[tuple[str, int, int]]:
-        """Yields name, wrong and all of the clear labels whose sides lie in each two parts of the way."""
+    def _parts(self, clear: NDArray[np.float64]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+        """Yields name and rows of the clear labels whose sides lie in each two parts of the way."""
         if not len(clear):
             return
         nearer, farther = clear[:, 0], clear[:, 0] - clear[:, 1]
@@ -152,8 +152,7 @@ class LabelMonitor(Stateful):
         )
         for part in range(_PARTS):
             for other in range(part + 1):
-                wrong = clear[(high == part) & (low == other), 2]
-                yield f"{names[part]} and {names[other]}", int(wrong.sum()), len(wrong)
+                yield f"{names[part]} and {names[other]}", clear[(high == part) & (low == other)]
 
     def _found(self) -> Iterator[tuple[int, str]]:
         """Yields faults, each as a key of `metrics.JUDGE_ALARMS` and its evidence."""
@@ -165,17 +164,22 @@ class LabelMonitor(Stateful):
                 bound = f"reward.monitor.min_accuracy is {self._config.min_accuracy:g}"
                 yield 10, f"of {count} clear labels {count - wrong} are right, which is surely below the bound; {bound}"
         first = self._clear(self._first)
+        first = first[np.argsort(first[:, 1], kind="stable")]
         # before that the newest labels include first ones
         if len(self._recent) > 2 * len(self._first) and len(first) >= MIN_EPISODES:
-            before = int(first[:, 2].sum()), len(first)
-            _, first_high = wilson_interval(*before, CONFIDENCE)
-            for name, part_wrong, part_count in self._parts(clear):
-                if part_count < _MIN_LABELS:
+            for name, part in self._parts(clear):
+                if len(part) < _MIN_LABELS:
                     continue
-                low, _ = wilson_interval(part_wrong, part_count, _CONFIDENCE)
+                # an honest judge errs more about smaller gaps, and a policy near its goal meets no others
+                alike = int((first[:, 1] <= part[:, 1].max()).sum())
+                before = first[: max(alike, MIN_EPISODES)]
+                first_wrong, part_wrong = int(before[:, 2].sum()), int(part[:, 2].sum())
+                low, _ = wilson_interval(part_wrong, len(part), _CONFIDENCE)
+                _, first_high = wilson_interval(first_wrong, len(before), CONFIDENCE)
                 if low > max(first_high, self._config.max_wrong):
-                    what = f"of {part_count} clear labels between sides at {name} {part_wrong} are wrong"
-                    yield 9, f"{what}, of {before[1]} first ones {before[0]}: it likes something better than the goal"
+                    what = f"of {len(part)} clear labels between sides at {name} {part_wrong} are wrong"
+                    told = f"of the {len(before)} closest first ones {first_wrong}"
+                    yield 9, f"{what}, {told}: it likes something better than the goal"
         yield from self._without_labels()
 
     def _without_labels(self) -> Iterator[tuple[int, str]]:

@@ -332,7 +332,7 @@ class JudgeMonitor(Stateful):
         # as a policy learns its task, failures become few and come near the goal, where any noise makes some of them
         # score like successes: of all that does, ever less is a failure
         paid, first_paid = (sum(score >= bar for score, _ in rows) for rows in (self._recent, self._first))
-        is_as_true = first_paid > 0 and hits / max(paid, 1) < wilson_interval(first_hits, first_paid)[1]
+        is_as_true = first_paid > 0 and hits / max(paid, 1) < wilson_interval(first_hits, first_paid, CONFIDENCE)[1]
         if low > first_high and rise > _LEAST_RISE and not is_as_true:
             yield (
                 2,

@@ -47,7 +47,7 @@ def best_at_65(progress: float) -> float:
 
 
 def unsteady(rng: np.random.Generator, progress: float) -> float:
-    return progress + 0.02 * rng.normal()
+    return progress + 0.1 * rng.normal()
 
 
 def test_figures_by_hand():
