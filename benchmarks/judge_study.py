@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from rlvlm.judge_bench.figures import rank_correlation
 from rlvlm.judge_bench.prediction import SHARES, worth_of
 
-HONEST, PLACE, TRICK, APPEARANCE = "honest", "place of the best", "trick", "appearance"
+HONEST, PLACE, TRICK, APPEARANCE = FAULTS = "honest", "place of the best", "trick", "appearance"
 JUDGES: dict[str, tuple[str, str]] = {
     "truth": ("pixel_truth", HONEST),
     "flips": ("pixel_truth", HONEST),
@@ -66,10 +66,21 @@ TASKS: dict[str, tuple[str, str]] = {
     ),
 }
 """Kind of question, and options of a run."""
-PREDICTORS = (
-    "voc", "accuracy", "auc", "mae", "tau", "worth", "controls", "hacked_auc", "attempts", "line", "rehearsal", "paid",
-)  # fmt: skip
-"""Figures that might predict; in each the better judge has the larger number."""
+PREDICTORS = {
+    "voc": "value-order correlation",
+    "accuracy": "accuracy on pairs",
+    "auc": "AUC of success",
+    "mae": "- mean absolute error",
+    "tau": "Kendall's tau",
+    "worth": "worth",
+    "controls": "- controls called successes",
+    "hacked_auc": "AUC against hacked episodes",
+    "attempts": "- attempts called successes",
+    "line": "- faults on the line to the goal",
+    "rehearsal": "- rehearsal's difference",
+    "paid": "- failures paid in the rehearsal",
+}
+"""Figures that might predict, and their titles; in each the better judge has the larger number."""
 COLUMNS = (
     "task", "judge", "fault", "kind", "seed", *PREDICTORS, "before", "success", "seconds", "peak", "alarm",
     "alarm_step",
@@ -178,24 +189,26 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def table(rows: Sequence[dict[str, str]]) -> dict[str, NDArray[np.float64]]:
-    """Returns for each predictor [N, 2] its value and the loss of success to the truth, one row per task and judge."""
+    """Returns for each predictor [N, 3] its value, the loss of success to the truth, and the place of the judge's kind
+    of fault in `FAULTS`, one row per task and judge.
+    """
     outcomes: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         if row["kind"] == "run":
             outcomes.setdefault((row["task"], row["judge"]), []).append(float(row["success"]))
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in PREDICTORS}
+    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in PREDICTORS}
     for row in (row for row in rows if row["kind"] == "bench"):
         own, best = outcomes.get((row["task"], row["judge"])), outcomes.get((row["task"], "truth"))
         if own and best:
             for name in (name for name in PREDICTORS if row[name]):
-                found[name].append((float(row[name]), float(np.mean(own) - np.mean(best))))
-    return {name: np.array(points).reshape(-1, 2) for name, points in found.items()}
+                found[name].append((float(row[name]), float(np.mean(own) - np.mean(best)), FAULTS.index(row["fault"])))
+    return {name: np.array(points).reshape(-1, 3) for name, points in found.items()}
 
 
 def interval(points: NDArray[np.float64]) -> tuple[float, float]:
-    """Returns the 95 % bootstrap interval over judges of Spearman's correlation of points [N, 2]."""
+    """Returns the 95 % bootstrap interval over judges of Spearman's correlation of points, see `table`."""
     rng = np.random.default_rng(0)
-    draws = [rank_correlation(*points[rng.integers(len(points), size=len(points))].T) for _ in range(_RESAMPLES)]
+    draws = [rank_correlation(*points[rng.integers(len(points), size=len(points)), :2].T) for _ in range(_RESAMPLES)]
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(low), float(high)
 
@@ -206,7 +219,7 @@ def left_out(rows: Sequence[dict[str, str]], column: str, name: str) -> tuple[fl
     for value in sorted({row[column] for row in rows}):
         kept = [row for row in rows if row[column] != value or (column != "task" and row["judge"] == "truth")]
         points = table(kept)[name]
-        found += [rank_correlation(*points.T)] if len(points) > 2 else []
+        found += [rank_correlation(*points[:, :2].T)] if len(points) > 2 else []
     return (min(found), max(found)) if found else (math.nan, math.nan)
 
 
@@ -222,13 +235,15 @@ def report(rows: Sequence[dict[str, str]], path: Path) -> None:
             sys.stdout.write(f"{name}: {len(points)} judges\n")
             axis.set_axis_off()
             continue
-        axis.set_title(name)
-        axis.plot(*points.T, "o")
+        correlation = rank_correlation(*points[:, :2].T)
+        axis.set_title(f"{PREDICTORS[name]} ({correlation:.2f})", fontsize="medium")
+        for place, (fault, marker) in enumerate(zip(FAULTS, "osDv", strict=True)):
+            axis.plot(*points[points[:, 2] == place, :2].T, marker, label=fault)
         low, high = interval(points)
         parts = ["{:.2f} to {:.2f}".format(*left_out(rows, column, name)) for column in ("judge", "fault", "task")]
-        correlation = rank_correlation(*points.T)
         sys.stdout.write(f"{name}, {len(points)}, {correlation:.2f}, {low:.2f} to {high:.2f}, {', '.join(parts)}\n")
     figure.supylabel("true success, less that with the truth")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(FAULTS))
     figure.savefig(path)
 
 
