@@ -28,10 +28,11 @@ import tyro
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.demonstrations.trajectory import RobotTrajectory
-from rlvlm.judge_bench.scoring import Asked, score_episodes
+from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
+from rlvlm.reports.score_readers import score_on_nodes
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import IN_FLIGHT
@@ -52,6 +53,8 @@ class Config:
     store: bool = True
     """Whether answers and images are kept, as `rlvlm score` does; else the judge is asked alone."""
     noise: bool = False
+    readers: int = 0
+    """Tasks of Ray that each read a part, as with `rlvlm score --readers`; 0: this process."""
     served: bool = True
     """Whether the replicas are processes on Ray Serve; else sleeping threads of this one, which leaves out Serve's own
     cost."""
@@ -98,27 +101,33 @@ def build(config: JudgeConfig) -> SleepingJudge:
     return SleepingJudge()
 
 
-def films(config: Config, questions: int) -> Iterator[RobotTrajectory]:
+@dataclass(frozen=True)
+class Films:
     """Episodes in memory, so that nothing is decoded; no two images are equal."""
-    rng = np.random.default_rng(0)
-    ground = np.linspace(0, 255, config.size_px)
-    scene = (np.add.outer(ground, ground)[..., None] / np.array([2, 3, 4])).astype(np.uint8)
-    for number in range(questions // config.frames):
 
-        def look(steps: Any, number: int = number) -> Any:
-            shown = np.repeat(scene[None, None], len(steps), 0)
-            shown[:, 0, :, :4] = rng.integers(0, 256, (len(steps), config.size_px, 4, 3), np.uint8)
-            return rng.integers(0, 256, shown.shape, np.uint8) if config.noise else shown
+    config: Config
+    questions: int
 
-        zeros = np.zeros((config.frames, 1), np.float32)
-        yield RobotTrajectory(
-            name=str(number),
-            file=Path("memory"),
-            instruction="open the drawer",
-            actions=zeros,
-            proprio=zeros,
-            look=look,
-        )
+    def __iter__(self) -> Iterator[RobotTrajectory]:
+        config, ground = self.config, np.linspace(0, 255, self.config.size_px)
+        scene = (np.add.outer(ground, ground)[..., None] / np.array([2, 3, 4])).astype(np.uint8)
+        for number in range(self.questions // config.frames):
+
+            def look(steps: Any, number: int = number) -> Any:
+                rng = np.random.default_rng([number, *steps])
+                shown = np.repeat(scene[None, None], len(steps), 0)
+                shown[:, 0, :, :4] = rng.integers(0, 256, (len(steps), config.size_px, 4, 3), np.uint8)
+                return rng.integers(0, 256, shown.shape, np.uint8) if config.noise else shown
+
+            zeros = np.zeros((config.frames, 1), np.float32)
+            yield RobotTrajectory(
+                name=str(number),
+                file=Path("memory"),
+                instruction="open the drawer",
+                actions=zeros,
+                proprio=zeros,
+                look=look,
+            )
 
 
 def cpu_s() -> float:
@@ -140,11 +149,19 @@ def measure(config: Config, replicas: int) -> str:
             served = stack.enter_context(start_judge(judge_config, PlacementConfig(app=app, timeout_s=600), app))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         judge: Any = CachedJudge(served, LabelStore(folder / "store")) if config.store else served
-        list(score_episodes(judge, films(config, config.frames), asked))  # connects
+
+        def scored(number: int) -> Iterator[ScoredEpisode]:
+            films = Films(config, number * config.frames)
+            if config.readers:
+                return score_on_nodes(judge, films, asked, folder, number, config.readers)
+            return score_episodes(judge, films, asked)
+
+        warm = max(1, config.readers)
+        list(scored(warm))  # connects, and starts the readers' processes
         began, cpu, answered = time.perf_counter(), cpu_s(), 0
-        for episode in score_episodes(judge, films(config, config.frames + questions), asked):
-            # the first was asked before
-            answered += sum(answer.status == "ok" for _, _, answer in episode.rows) if episode.number else 0
+        for episode in scored(warm + questions // config.frames):
+            # the first were asked before
+            answered += sum(answer.status == "ok" for _, _, answer in episode.rows) * (episode.number >= warm)
         wall, cpu = time.perf_counter() - began, cpu_s() - cpu
     assert answered == questions, f"{answered} answers to {questions} questions"
     rate, ideal = questions / wall, replicas * BATCH / BATCH_S
@@ -158,7 +175,7 @@ def measure(config: Config, replicas: int) -> str:
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
     rows = []
-    with ray_session(num_workers=2) if config.served else nullcontext():
+    with ray_session(num_workers=2 + config.readers) if config.served else nullcontext():
         for replicas in config.replicas:
             rows.append(measure(config, replicas))
             print(rows[-1], flush=True)

@@ -2,8 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -12,17 +12,28 @@ import tyro
 
 from rlvlm.algorithms.sft_config import JobConfig
 from rlvlm.commands.arguments import task_first
+from rlvlm.core.checks import PositiveFloat
 from rlvlm.core.console.arguments import parse, print_progress, value_of
 from rlvlm.core.console.signals import StoppedEarly, StopRequest
-from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, UsageError
+from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, RunError, UsageError
 from rlvlm.envs.registry import check_env_settings
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import differences, flat
+from rlvlm.serving.config import PLACE_TIMEOUT_S
 
 Env = TypeVar("Env")
 Policy = TypeVar("Policy")
 SFT = TypeVar("SFT")
+
+_OF_JOB = {
+    "--algo.num-learners": "--job.num-workers",
+    "--algo.gpus-per-learner": "--job.gpus-per-worker",
+    "--algo.microbatch-tokens": "--job.microbatch-tokens",
+    "--algo.shard": "--job.shard",
+    "`rlvlm resume`": "the same command again",
+}
+"""Words of a run's advice, and what they are called here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +50,8 @@ class SFTArguments(Generic[Env, Policy, SFT]):
     seed: int = 0
     """Seed of the policy's new parts and the order of the demonstrations."""
     job: JobConfig = field(default_factory=JobConfig)
+    place_timeout_s: PositiveFloat = PLACE_TIMEOUT_S
+    """Maximum wait for places of the learners on a cluster, seconds."""
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -71,10 +84,11 @@ def command(words: Sequence[str], prog: str) -> int:
     check_before_run(run)
     from rlvlm.algorithms.sft_job import run_sft
     from rlvlm.runs.build import algorithm_settings
+    from rlvlm.runs.placement import placed
     from rlvlm.runs.ray_session import ray_session
 
     print_progress(f"{run.sft.updates:,} updates into {arguments.out}")
-    with StopRequest() as stop, ExitStack() as stack:
+    with _advice_of_job(), StopRequest() as stop, ExitStack() as stack:
 
         def log(line: str) -> None:
             print_progress(line)
@@ -82,11 +96,12 @@ def command(words: Sequence[str], prog: str) -> int:
                 raise StoppedEarly
 
         stop.log = print_progress
-        if run.algo.num_learners:
-            stack.enter_context(ray_session(None, num_workers=run.algo.num_learners, log=print_progress))
-            stop.take_over()
         settings: Any = algorithm_settings(run, make_judge=None)
         try:
+            if run.algo.num_learners:
+                stack.enter_context(ray_session(None, num_workers=run.algo.num_learners, log=print_progress))
+                stop.take_over()
+                settings.learner_places = stack.enter_context(placed(run, log)).of_learners
             measured = run_sft(settings, arguments.job.save_every, arguments.out, log)
         except StoppedEarly:
             print_progress(f"{stop.signal_name}: stopped; the same command goes on")
@@ -97,11 +112,23 @@ def command(words: Sequence[str], prog: str) -> int:
     return EXIT_DONE
 
 
+@contextmanager
+def _advice_of_job() -> Iterator[None]:
+    """Makes the advice of an error name the job's settings."""
+    try:
+        yield
+    except RunError as error:
+        for word, own_word in _OF_JOB.items():
+            error.fix = error.fix.replace(word, own_word)
+        raise
+
+
 def _as_run(own: Any, arguments: SFTArguments[Any, Any, Any], prog: str) -> Any:
     """Returns the run that begins as the job does, so that its settings obey the same rules, or raises UsageError."""
     try:
         run = replace(
             own, seed=arguments.seed, env=arguments.env, policy=arguments.policy,
+            place_timeout_s=arguments.place_timeout_s,
             sft=replace(arguments.sft, demonstrations=str(arguments.source.absolute())),
             algo=replace(own.algo, **arguments.job.learners()),
         )  # fmt: skip

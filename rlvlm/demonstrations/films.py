@@ -5,8 +5,11 @@ Each function takes the folder of the data, which may be anybody's, and the path
 
 import hashlib
 import os
+import time
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from av.error import FFmpegError
@@ -17,7 +20,12 @@ from rlvlm.core.steps import Frames
 from rlvlm.labels.images import MAX_PIXELS
 from rlvlm.vlms.videos import open_video, upright
 
+Part = TypeVar("Part")
+MAX_READ_S = 300.0
+"""Time in which a film is looked through or the frames of one call are decoded, seconds; it then counts as torn."""
 _DAMAGES = (OSError, ValueError, IndexError, FFmpegError)
+_slow: set[tuple[Path, Path]] = set()
+"""Films that took longer, which no other frame of theirs waits for."""
 
 
 def film_times(root: Path, file: Path) -> tuple[NDArray[np.int64], float]:
@@ -59,7 +67,7 @@ def film_frames(root: Path, file: Path, times: NDArray[np.int64]) -> Frames:
             # several episodes may share a video: seek to the key frame before the first frame, and decode from there
             if wanted[0] > first:
                 container.seek(wanted[0], stream=stream)
-            for frame in container.decode(stream):
+            for frame in _in_time(root, file, container.decode(stream)):
                 if frame.pts == wanted[len(images)]:
                     images.append(upright(frame))
                 if len(images) == len(wanted):
@@ -72,6 +80,16 @@ def film_frames(root: Path, file: Path, times: NDArray[np.int64]) -> Frames:
         raise
     except _DAMAGES as error:
         raise ValueError(f"{file} is missing or torn: {error}") from error
+
+
+def _in_time(root: Path, file: Path, parts: Iterable[Part]) -> Iterator[Part]:
+    """Yields what PyAV finds in a film; raises ValueError if that takes, or took before, more than `MAX_READ_S`."""
+    end = time.monotonic() + MAX_READ_S
+    for part in parts:
+        if (root, file) in _slow or time.monotonic() > end:
+            _slow.add((root, file))
+            raise ValueError(f"what is wanted of it is not decoded within {MAX_READ_S:g} s")
+        yield part
 
 
 def _version(root: Path, file: Path) -> tuple[int, int]:
@@ -98,7 +116,7 @@ def _film_times(root: Path, file: Path, size: int, changed_ns: int) -> tuple[NDA
         if not stream.time_base:
             raise ValueError("it says no unit of time")
         # packets come in decoding order, which differs; frames before an edit list's start are not shown
-        packets = container.demux(stream)
+        packets = _in_time(root, file, container.demux(stream))
         stamps = np.unique([packet.pts for packet in packets if packet.pts is not None and not packet.is_discard])
         if not len(stamps):
             raise ValueError("it has no frame")

@@ -25,6 +25,7 @@ from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.side_by_side import ASKED_AT_ONCE, Work, side_by_side
 
 Question = Literal["progress", "success", "pairs"]
+Numbered = Iterable[tuple[int, RobotTrajectory | CorruptEpisode]]
 MIN_FALL = 0.3
 """Fall of progress below its previous best, or difference between two judges, from which an episode looks wrong."""
 THRESHOLD = 0.5
@@ -162,6 +163,7 @@ def score_episodes(
     films: Iterable[RobotTrajectory | CorruptEpisode],
     asked: Asked,
     log: Callable[[str], None] = lambda _: None,
+    first: int = 0,
 ) -> Iterator[ScoredEpisode]:
     """Yields all episodes with the judge's answers, in about their order, including those that cannot be shown.
 
@@ -170,16 +172,17 @@ def score_episodes(
         films: episodes in order; each is drawn once.
         asked: the questions, and how they are shown.
         log: called with a line about questions that the judge cannot be asked.
+        first: number of the first episode, if `films` are a part of the data.
 
     Raises:
         JudgeUnavailable: every question of a block failed; earlier episodes were yielded.
     """
     failures: list[JudgeUnavailable] = []
 
-    orders = count()
+    orders = count(first * 4 * MAX_ASKED)  # above those of earlier parts
     rows: dict[int, list[tuple[int, Item, Answer]]] = {}  # of the group that is being answered, by item
     last: _Group | None = None
-    for group, answers in side_by_side(judge, _work(judge, films, asked, failures, log)):
+    for group, answers in side_by_side(judge, _work(judge, enumerate(films, first), asked, failures, log)):
         if isinstance(group, ScoredEpisode):
             yield group
         elif answers is None:
@@ -195,11 +198,11 @@ def score_episodes(
         raise failures[0]
 
 
-def _groups(films: Iterable[RobotTrajectory | CorruptEpisode], asked: Asked) -> Iterator["_Group | ScoredEpisode"]:
+def _groups(films: Numbered, asked: Asked) -> Iterator["_Group | ScoredEpisode"]:
     """Yields episodes to ask about together, and those of which nothing can be asked."""
     group: list[_Shown] = []
     ends: dict[str, _End] = {}
-    for number, film in enumerate(films):
+    for number, film in films:
         shown = _show(number, film, asked, ends)
         if isinstance(shown, ScoredEpisode):
             yield shown
@@ -322,7 +325,7 @@ def _items(
 
 def _work(
     judge: Judge,
-    films: Iterable[RobotTrajectory | CorruptEpisode],
+    films: Numbered,
     asked: Asked,
     failures: list[JudgeUnavailable],
     log: Callable[[str], None],

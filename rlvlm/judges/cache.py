@@ -34,7 +34,7 @@ class CachedJudge:
 
     def __init__(self, judge: Judge, store: LabelStore, show: Callable[[int, int], None] | None = None) -> None:
         self._judge = judge
-        self._store = store
+        self.store = store
         self._show = show
         self._lock = Lock()
         self._asked: dict[str, Future[Any]] = {}
@@ -62,7 +62,7 @@ class CachedJudge:
     def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Any]]) -> list[Any]:
         if not items:
             return []
-        stamp, store = self.stamp, self._store
+        stamp, store = self.stamp, self.store
         # the key is a hash of goal and pixels: the same on every run and machine
         described = [describe(item) for item in items]
         keys = [answer_key(question.id, stamp) for question, _ in described]
@@ -92,7 +92,7 @@ class CachedJudge:
         asked, judge = [item for item, _ in new.values()], self._judge
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="label-store") as pool:  # writes while the judge thinks
-                keeper = _Keeper(self._store, pool, [described for _, described in new.values()])
+                keeper = _Keeper(self.store, pool, [described for _, described in new.values()])
                 given = judge.tell_each(asked, keeper.keep) if isinstance(judge, TellingJudge) else ask(asked)
                 fresh = dict(zip(new, keeper.finish(given), strict=True))
         except BaseException as error:

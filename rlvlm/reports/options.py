@@ -117,6 +117,9 @@ class ScoreOptions:
     files are noted at the first download, and others refused later."""
     app: str = ""
     """Name of a running Serve app on the cluster of RAY_ADDRESS that judges instead of --judge.*."""
+    readers: NonNegativeInt = 0
+    """Tasks on the nodes of that cluster that each read a part of the episodes and ask the app, side by side; the data
+    and --out lie on a disk that all nodes share. 0: this process reads all."""
     goal: str = ""
     """Goal in the questions, instead of the episodes' own sentences."""
     camera: str = ""
@@ -160,6 +163,8 @@ class ScoreOptions:
         check_bounds(self, "--")
         if not self.ask:
             raise ValueError("--ask needs progress, success or pairs, got nothing")
+        if self.readers and (not self.app or "pairs" in self.ask):
+            raise ValueError("--readers ask a running --app, and no pairs, which are of episodes of two parts too")
 
 
 Options = TypeVar("Options", BenchOptions, ScoreOptions)

@@ -4,9 +4,10 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TextIO
@@ -127,7 +128,8 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
             _ScoreScreen(sys.stderr, f"{kept.stamp.judge} on {recordings.path}", data) as screen,
         ):
             stop.log = screen.line
-            episodes, strips, error = _score_all(kept, recordings, asked, screen, stop)
+            scored = _scored(kept, recordings, asked, data.num_episodes, options.readers, screen)
+            episodes, strips, error = _score_all(scored, screen, stop)
             screen.finish()
     wall_s = screen.wall_s
     episodes.sort(key=lambda episode: episode.number)
@@ -310,23 +312,26 @@ def _log(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+def _scored(
+    judge: CachedJudge, films: Recordings, asked: Asked, num_episodes: int, readers: int, screen: "_ScoreScreen"
+) -> Iterator[ScoredEpisode]:
+    if not readers:
+        return score_episodes(judge, films, asked, cache(screen.line))  # groups of episodes repeat the same line
+    from rlvlm.reports.score_readers import score_on_nodes  # Ray, which this process may do without
+
+    return score_on_nodes(judge, films, asked, films.path, num_episodes, readers)
+
+
 def _score_all(
-    judge: CachedJudge, recordings: Recordings, asked: Asked, screen: "_ScoreScreen", stop: StopRequest
+    scored: Iterable[ScoredEpisode], screen: "_ScoreScreen", stop: StopRequest
 ) -> tuple[list[ScoredEpisode], dict[int, list[str]], JudgeUnavailable | None]:
     """Returns the episodes scored until the judge fails or the user stops, their images by number, and the judge's
     error, if any.
     """
     episodes: list[ScoredEpisode] = []
     strips: dict[int, list[str]] = {}
-    said: set[str] = set()
-
-    def log(line: str) -> None:
-        if line not in said:  # groups of episodes repeat the same line
-            said.add(line)
-            screen.line(line)
-
     try:
-        for episode in score_episodes(judge, recordings, asked, log):
+        for episode in scored:
             # encoded at once: the raw images of thousands of episodes would not fit into memory
             strips[episode.number] = [_webp(image) for image in episode.strip]
             episodes.append(replace(episode, strip=episode.strip[:0]))

@@ -13,6 +13,7 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.config import Role, RunConfig
+from rlvlm.serving.config import LEARNER_ROLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class AnswersRun(RunConfig):
                 setting="--algo.env-workers",
             ),
             Role(
-                name="learners", count=algo.num_learners, cpus=0.0 if gpus else 1.0,  # RLlib asks for a core or a GPU
+                name=LEARNER_ROLE, count=algo.num_learners, cpus=0.0 if gpus else 1.0,  # RLlib asks for a core or a GPU
                 gpus=gpus, setting="--algo.num-learners, --algo.gpus-per-learner", learns=True,
                 gpu_setting="--algo.gpus-per-learner 1",
             ),

@@ -89,7 +89,7 @@ def open_algorithm(config: RunConfig, make_judge: MakeJudge | None, places: Held
         if config.num_engine_replicas:
             make_engine = stack.enter_context(_running_engine(config, places))
         settings: Any = algorithm_settings(config, make_judge, make_engine)
-        settings.learner_places = next((places.group(role.name) for role in config.roles if role.learns), None)
+        settings.learner_places = places.of_learners
         # RLlib starts env runners wherever there is room
         places.release(role.name for role in config.roles if not role.learns)
         with places.bounded_start():

@@ -26,6 +26,7 @@ from rlvlm.runs.config import Role, RunConfig
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.networks import learner_memory
+from rlvlm.serving.config import LEARNER_ROLE
 from rlvlm.serving.places import Node, Placing, bounded_start, cluster_nodes, place, reserve_places
 from rlvlm.vlms import devices
 
@@ -131,7 +132,7 @@ def _check_colocated(config: RunConfig, where: Mapping[str, list[str]], machines
         return
     engine = config.engine
     open_to_all = [node.name for node in machines if node.cpus >= engine.num_cpus]
-    if len({*where["learners"], *open_to_all}) > 1:
+    if len({*where[LEARNER_ROLE], *open_to_all}) > 1:
         raise MachineError(
             f"engine.colocated needs all learners and engines on one node, and there are {', '.join(open_to_all)}",
             "leave out --engine.colocated and give engines GPUs of their own: --engine.num-gpus 1",
@@ -259,9 +260,10 @@ class HeldPlaces:
     def __init__(self, groups: Mapping[str, tuple[tuple[str, ...], PlacementGroup]], placing: Placing) -> None:
         self._groups, self._placing = groups, placing
 
-    def group(self, role: str) -> PlacementGroup | None:
-        """Returns the placement group that holds the places of `role`; None if none does."""
-        return self._groups[role][1] if role in self._groups else None
+    @property
+    def of_learners(self) -> PlacementGroup | None:
+        """The placement group that holds the places of the learners; None if none does."""
+        return self._groups[LEARNER_ROLE][1] if LEARNER_ROLE in self._groups else None
 
     def placing(self, role: str) -> Placing:
         """Returns where the replicas of `role` go, and how long they wait for that."""
@@ -277,12 +279,14 @@ class HeldPlaces:
             remove_placement_group(self._groups[role][1])
 
 
-def await_machines(config: RunConfig, log: Callable[[str], None]) -> None:
-    """Returns once the machines that there are can hold a run, whoever uses them now: a cluster that grows is asked for
-    those that are missing. The arguments are those of `held_places`.
+@contextmanager
+def placed(config: RunConfig, log: Callable[[str], None]) -> Iterator[HeldPlaces]:
+    """Yields the places of a run's processes besides its own, once the machines that there are can hold all: a cluster
+    that grows is asked for those that are missing. While the context is open Ray holds them, and a GPU for the run's
+    own process. The arguments are those of `held_places`.
 
     Raises:
-        MachineError: a process cannot be placed.
+        MachineError: a process cannot be placed, or others hold a place for too long.
     """
     try:
         layout_of(config, nodes())
@@ -291,6 +295,9 @@ def await_machines(config: RunConfig, log: Callable[[str], None]) -> None:
             raise
         with held_places(config, log):
             pass
+    # booked before the others are placed, to whom Ray may give the very card that a setting names
+    with own_gpu(config), held_places(config, log) as places:
+        yield places
 
 
 @contextmanager

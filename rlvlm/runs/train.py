@@ -11,7 +11,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, WorkerCrashedError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayActorError,
+    WorkerCrashedError,
+)
 
 from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint, check_folder
@@ -21,7 +28,16 @@ from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StoppedEarly, StopRequest
 from rlvlm.core.disk import write_whole
-from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, FULL, JudgeUnavailable, MachineError, NumericsError, RunError
+from rlvlm.core.errors import (
+    EXIT_DONE,
+    EXIT_PREEMPTED,
+    FULL,
+    JudgeUnavailable,
+    MachineError,
+    NumericsError,
+    RunError,
+    first_line,
+)
 from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.build import check_goal_image
 from rlvlm.judges.cache import CachedJudge
@@ -36,7 +52,7 @@ from rlvlm.runs.folder import RunFolder, label_store, read_state
 from rlvlm.runs.memory import MemoryWatch
 from rlvlm.runs.networks import sent_bytes
 from rlvlm.runs.panels import PANEL_ROWS
-from rlvlm.runs.placement import HeldPlaces, await_machines, held_places, own_gpu
+from rlvlm.runs.placement import HeldPlaces, placed
 from rlvlm.runs.played import write_played
 from rlvlm.runs.preflight import bench_command, check_judge_knows
 from rlvlm.runs.ray_session import ray_session
@@ -372,10 +388,7 @@ def open_training(
             )
         if dashboard:
             console.line(dashboard)
-        await_machines(config, log)
-        # booked before the others are placed, to whom Ray may give the very card that a setting names
-        stack.enter_context(own_gpu(config))
-        places = stack.enter_context(held_places(config, log))
+        places = stack.enter_context(placed(config, log))
         open_store = partial(label_store, folder, config)
         make_judge = stack.enter_context(judge_session(config, open_store, folder.ledger, places))
         algorithm = stack.enter_context(open_algorithm(config, make_judge, places))
@@ -437,6 +450,10 @@ def convert_errors(folder: RunFolder) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in FULL:
             fix = f"free some space, then go on: {folder.resume_command}"
             raise MachineError(f"the disk of {folder.path} is full", fix) from error
+        if isinstance(error, (ObjectStoreFullError, OutOfDiskError)):
+            what = f"Ray's object store and the disk that it spills to are full: {first_line(error)}"
+            fix = "free the disk of Ray's folder or of /dev/shm, or start nodes with a larger --object-store-memory"
+            raise MachineError(what, f"{fix}; then: {folder.resume_command}") from error
         folder.crash.write_text("".join(traceback.format_exception(error)))
         fix = f"the traceback is in {folder.crash}"
         if isinstance(error, (RayActorError, NodeDiedError, ObjectLostError, WorkerCrashedError)):

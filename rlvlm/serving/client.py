@@ -78,7 +78,8 @@ class Request:
 class Receipt:
     """Answers to one request, with the digests of its questions."""
 
-    answers: list[Verdict] | list[Score]
+    answers: list[Any]
+    """A `Verdict` or `Score` for each question; a `JudgeUnavailable` for one that came after the end of a budget."""
     digests: list[bytes]
     """`digest` of each question as received by the replica."""
 
@@ -329,11 +330,17 @@ class ServedJudge:
                 raise final[0]
             try:
                 answers = self._ask_piece(kind, call, index, piece)
+                lost = None
+                for place, answer in enumerate(answers, start=index * self._batch_size):
+                    if isinstance(answer, JudgeUnavailable):
+                        lost = answer
+                    else:
+                        tell(place, answer)
+                if lost is not None:
+                    raise lost
             except JudgeUnavailable as error:
                 final.extend([error] if error.is_final else [])
                 raise
-            for place, answer in enumerate(answers, start=index * self._batch_size):
-                tell(place, answer)
             return answers
 
         def is_outage(answers: Sequence[Verdict | Score]) -> bool:

@@ -29,7 +29,7 @@ MAX_IMAGES = 1_024
 """What `http.max_images` may be at most."""
 PLACE_TIMEOUT_S = 600.0
 """Default maximum wait for a place on a cluster, seconds: a cloud's machine with a GPU takes minutes to start."""
-JUDGE_ROLE = "the judge"
+JUDGE_ROLE, LEARNER_ROLE = "the judge", "learners"
 JUDGE_SETTING = "--serve.num-replicas, --serve.num-gpus, or --serve.app for a judge that runs already"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 

@@ -105,7 +105,10 @@ class JudgeReplica(Replica):
             answers = await self._queues[request.kind].put(items, run=request.run, key=request.key)
         except _UNANSWERED as error:
             return error
-        self._metrics.request(request.kind, request.run, answers, time.perf_counter() - start)
+        given = [answer for answer in answers if not isinstance(answer, JudgeUnavailable)]
+        if not given:
+            return answers[0]
+        self._metrics.request(request.kind, request.run, given, time.perf_counter() - start)
         return Receipt(answers=answers, digests=digests)
 
     async def compare(self, queries: list[Query]) -> list[Verdict] | Unanswered:
@@ -151,8 +154,13 @@ class JudgeReplica(Replica):
     async def _ask_engine(self, items: list[Query | Clip | ChatTask]) -> list[Any]:
         """Passes one question to a judge whose engine batches by itself."""
         judge, [item] = cast(ContinuousJudge, self._judge), items
-        with self._heartbeat.waiting(), self._noted():
-            return [await judge.answer(item)]
+        try:
+            with self._heartbeat.waiting(), self._noted():
+                return [await judge.answer(item)]
+        except JudgeUnavailable as error:
+            if not error.is_final:
+                raise
+            return [error]  # alone: the answers to the rest of its request were paid for
 
     def _prepared(self, request: Request) -> tuple[list[Any], list[bytes]]:
         """Prepares a request while the model is busy: returns the items with resized images, and their digests."""
@@ -177,7 +185,7 @@ class JudgeReplica(Replica):
             if not isinstance(outcome, Receipt):
                 return outcome
             joined += outcome.answers
-        return joined
+        return next((answer for answer in joined if isinstance(answer, JudgeUnavailable)), joined)
 
     async def _probe_beside(self) -> None:
         """Probes the judge; `_noted` stores the result."""

@@ -11,11 +11,33 @@ import ray
 import torch
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 
+from rlvlm.algorithms import heartbeat
 from rlvlm.algorithms.heartbeat import start_heartbeat
 from rlvlm.algorithms.learners import Learners
 from rlvlm.core.errors import MachineError
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+def test_a_thousand_calls_are_waited_for_in_a_few_looks(monkeypatch):
+    waits, asked = list[int](), list[int]()
+
+    def wait(calls, num_returns=1, timeout=0.0):
+        waits.append(num_returns)
+        time.sleep(0.1 if len(waits) == 1 else 0.0)  # then half of them have ended, and the others are looked after
+        ready = [call for call in calls if call % 2 or len(waits) > 2][:num_returns]
+        return ready, [call for call in calls if call not in ready]
+
+    def multi_get(keys, namespace):
+        asked.append(len(keys))
+        return {key: b'["process 1", 0, 0]' for key in keys}
+
+    head = SimpleNamespace(internal_kv_multi_get=multi_get)
+    for name, value in (("wait", wait), ("get", lambda call: call)):
+        monkeypatch.setattr(ray, name, value)
+    for name, value in (("_PERIOD_S", 0.1), ("_actor_of", str), ("internal_kv_get_gcs_client", lambda: head)):
+        monkeypatch.setattr(heartbeat, name, value)
+    calls: Any = range(1_000)
+    assert sorted(answer for _, answer in heartbeat.ended(calls)) == list(range(1_000))
+    assert waits == [1, 1_000, 1, 500] and asked == [500]
 
 
 class Waiting:
@@ -41,6 +63,8 @@ class Waiting:
         os.kill(os.getpid(), {"dies": signal.SIGKILL, "stops": signal.SIGSTOP}[how])
 
 
+@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words", "fix"),
     [

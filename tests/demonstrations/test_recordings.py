@@ -1,10 +1,12 @@
 """Recorded data as cameras, Windows and other people's tools write them."""
 
 import io
+import itertools
 import json
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -15,6 +17,7 @@ import pytest
 from av.stream import Disposition
 
 from rlvlm.core.errors import UsageError
+from rlvlm.demonstrations import films
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.vlms.videos import CorruptVideo, open_video
@@ -78,6 +81,18 @@ def test_a_cover_picture_is_no_film(tmp_path):
     assert isinstance(episode, RobotTrajectory) and len(episode.actions) == 6
     greys = episode.look(np.arange(6))[:, 0, 32, 32, 0].astype(int)
     assert np.abs(greys - 20 * np.arange(6)).max() <= 3
+
+
+def test_a_film_that_is_not_decoded_in_time_is_waited_for_once(tmp_path, monkeypatch):
+    (tmp_path / "clip.mp4").write_bytes(film())
+    (episode,) = read(tmp_path, goal=GREEN)
+    clock = itertools.count(step=200)
+    monkeypatch.setattr(films, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with pytest.raises(UsageError, match="not decoded within 300 s"):
+        episode.images(np.arange(6))
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="not decoded within 300 s"):
+        episode.images(np.arange(1))
 
 
 def test_endings_in_capitals_and_numbers_of_pandas_are_read(tmp_path):

@@ -37,10 +37,13 @@ from rlvlm.demonstrations.recorded_labels import (
 from rlvlm.demonstrations.records import EpisodeRecord, StepRecord
 from rlvlm.demonstrations.weighting import weigh
 from rlvlm.judge_bench.preflight import JudgeRefused
+from rlvlm.judge_bench.scoring import Asked
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.images import image_digest
+from rlvlm.reports.score_readers import _score_part
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.config import PlacementConfig
+from rlvlm.testing import FakeJudge
 from tests.recorded_data import GREEN, NAMES, PX, write_film, write_lerobot, write_libero
 
 ROOT = Path(__file__).parents[2]
@@ -380,9 +383,16 @@ def test_a_served_judge_labels_as_one_here(
         score(data, "--app", "dim")
     config = JudgeConfig(backend="tests.reports.test_score:dim")
     with start_judge(config, PlacementConfig(num_cpus=1), name="score", app="dim"):
-        served, _ = score(data, "--app", "dim")
-    here, found = score(data)
-    assert served == here and found["asked"] == 0, "of one judge the answers are the same"
+        # by a task that reads the episodes part by part
+        served, there = score(data, "--app", "dim", "--readers", "1")
+    (tmp_path / "data.labels" / "answers").rename(tmp_path / "answers")
+    rows, here = score(data)
+    assert served == rows and there["asked"] == here["asked"] > 0, "of one judge the answers are the same"
+    assert (there["judge"], there["prompt"]) == (here["judge"], here["prompt"])
+    with pytest.raises(UsageError, match="--readers ask a running --app"):
+        score(data, "--readers", "1")
+    *_, error = _score_part(FakeJudge(), (tmp_path, tmp_path / "elsewhere"), [], Asked(), range(1))
+    assert "elsewhere is not there on node" in str(error)
 
 
 def test_lerobots_progress_by_hand(tmp_path: Path) -> None:

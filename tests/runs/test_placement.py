@@ -14,6 +14,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from rich.console import Console
 
 from rlvlm.algorithms.learners import use_assigned_gpu
+from rlvlm.cli import main
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
 from rlvlm.runs.config import RunConfig
@@ -207,6 +208,21 @@ def test_a_run_goes_where_the_plan_says(cluster, monkeypatch):
                     book_gpu(1.0)
         remove_placement_group(places)
         wait_until(lambda: ray.available_resources().get("GPU") == 8, "what was booked is given back")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_supervised_job_asks_for_places_as_a_run_does(cluster, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", str(cluster.address))
+    demos = str(tmp_path / "demos")
+    assert main(["collect", "number_line", "--episodes", "4", "--out", demos]) == 0
+    worker: Any = Worker.options(num_gpus=8).remote()
+    ray.get(worker.__ray_ready__.remote())
+    words = ["sft", "number_line", "--from", demos, "--out", str(tmp_path / "out"), "--place-timeout-s", "1"]
+    assert main([*words, "--job.num-workers", "2", "--job.gpus-per-worker", "1"]) == MachineError.exit_code
+    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert "others hold the places of learners (2 x 1 GPU)" in said and "--job.num-workers" in said
+    ray.kill(worker)
 
 
 @pytest.mark.ray

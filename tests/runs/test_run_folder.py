@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from damaged import damage
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfDiskError
 
 from rlvlm.cli import main
 from rlvlm.core.disk import write_whole
@@ -95,6 +95,10 @@ def test_a_process_that_died_with_its_node_is_no_bug(folder):
         with convert_errors(folder):
             raise ActorDiedError
     assert folder.resume_command in caught.value.fix and "ActorDiedError" in folder.crash.read_text()
+    with pytest.raises(MachineError, match="object store and the disk .* are full: no room") as full:
+        with convert_errors(folder):
+            raise OutOfDiskError("no room")
+    assert "--object-store-memory" in full.value.fix and folder.resume_command in full.value.fix
     with pytest.raises(RunError, match="unexpected KeyError") as found, convert_errors(folder):
         raise KeyError("lost")
     assert not isinstance(found.value, MachineError)

@@ -79,6 +79,15 @@ def test_answers_arrive_one_by_one_and_survive_a_later_refusal(ask):
     assert done == [0, 1] and len(handle.requests) == 3, "what cannot pass is not asked for again"
 
 
+def test_answers_beside_the_end_of_a_budget_are_told(ask):
+    spent, done = JudgeUnavailable("the budget is spent"), list[int]()
+    spent.is_final = True
+    judge, handle = ask(lambda request, _: replace(right(request), answers=[*right(request).answers[:3], spent]))
+    with pytest.raises(JudgeUnavailable, match="budget"):
+        judge.tell_each(stub_queries(8, 0), lambda index, answer: done.append(index))
+    assert done == [0, 1, 2] and len(handle.requests) == 1
+
+
 def test_an_outage_behind_a_judge_is_waited_for_and_a_refused_question_is_not(ask):
     def failed(request, latency_s):
         answers = [

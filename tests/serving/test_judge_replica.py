@@ -212,6 +212,23 @@ def test_a_paid_answer_does_not_wait_for_others_of_its_batch():
         asyncio.run(check(url))
 
 
+def test_a_request_in_which_a_budget_ends_brings_what_was_paid_for():
+    server = ApiServer()
+
+    async def check(url):
+        api = ApiConfig(base_url=url, max_requests=5)
+        replica = JudgeReplica(JudgeConfig(backend="openai", model="m", device="cpu", api=api), PlacementConfig())
+        receipts = [await replica.ask(Request(key=key, run="a", kind="compare", items=make_queries(8))) for key in "ab"]
+        return receipts, await replica.compare(make_queries(3))
+
+    with server.running() as url:
+        (receipt, refused), direct = asyncio.run(check(url))
+    spent = [answer for answer in receipt.answers if isinstance(answer, JudgeUnavailable)]
+    assert len(server.calls) == 5 and len(receipt.answers) - len(spent) > 0
+    for error in (*spent, refused, direct):
+        assert "budget of 5 requests" in str(error)
+
+
 def too_large(config: JudgeConfig) -> FakeJudge:
     raise MemoryError("no room")
 

@@ -79,8 +79,8 @@ def test_an_answer_that_lay_on_a_lost_node_is_an_answer_that_did_not_come(error,
 
     monkeypatch.setattr("ray.get", fetch)
     monkeypatch.setattr("ray.put", lambda settings: settings)
-    monkeypatch.setattr("ray.wait", lambda calls, timeout: (calls, []))
-    monkeypatch.setattr("rlvlm.algorithms.heartbeat._heartbeat", lambda actor_id: None)
+    monkeypatch.setattr("ray.wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr("rlvlm.algorithms.heartbeat._heartbeats", lambda actor_ids: {})
     first, other = EnvWorker("push_block", 0, PX), EnvWorker("push_block", 0, PX)
     near = SimpleNamespace(begin=remote(first.begin), step=remote(first.step))
     lost = SimpleNamespace(begin=remote(other.begin), step=remote(lambda *arguments: error))
