@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread
 import atexit
 import shutil
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,41 +55,59 @@ def pytest_runtest_makereport(item, call):  # noqa: ARG001 - as pytest calls it
 
 
 @pytest.fixture(scope="session")
-def ray_address():
+def ray_nodes():
+    """A context manager that starts a Ray of a head and other nodes with the resources named: `{"num_cpus": 4}`.
+
+    It has no dashboard, its workers are forked, and they find what test files and examples define.
+    """
+    from forked_workers import forked_workers
+    from ray._common.utils import get_default_ray_temp_dir
+    from ray._private.node import Node
+    from ray.cluster_utils import Cluster
+
+    os.makedirs(get_default_ray_temp_dir(), exist_ok=True)  # Ray notes the address there, and expects the folder
+    tests = Path(__file__).parent
+    paths = [str(tests.parent), str(tests), str(tests.parent / "examples"), os.environ.get("PYTHONPATH", "")]
+
+    @contextmanager
+    def nodes(head, *others):
+        every = {"include_dashboard": False, "include_log_monitor": False, "object_store_memory": 200 * 2**20, **forked}
+        system = {"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300}
+        of_the_head = {"no_monitor": True, "_system_config": system}
+        cluster = Cluster()
+        folder = tempfile.mkdtemp(prefix="rlvlm-", dir="/tmp")  # short: paths of Ray's sockets end at 107 bytes
+        try:
+            with pytest.MonkeyPatch.context() as own:
+                own.setattr(Node, "start_api_server", lambda *_, **__: None)  # even a Ray without a dashboard starts it
+                for tries_left in (3, 2, 1, 0):
+                    try:
+                        cluster.add_node(**every | of_the_head | head, temp_dir=folder)
+                        break
+                    except Exception:  # Ray waits for a process of its own for 15 seconds: too few while tests run
+                        if not tries_left:
+                            raise
+            for other in others:
+                cluster.add_node(**every | other)
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        with forked_workers() as forked:
+            yield nodes
+
+
+@pytest.fixture(scope="session")
+def ray_address(ray_nodes):
     """A Ray of this test process alone, started once: to connect to it takes no time, to start one takes seconds.
 
     It believes in eight CPUs and a GPU, so that whatever a test places finds room.
     """
-    from ray._common.utils import get_default_ray_temp_dir
-    from ray.cluster_utils import Cluster
-
-    os.makedirs(get_default_ray_temp_dir(), exist_ok=True)  # Ray notes the address there, and expects the folder
-    folder = tempfile.mkdtemp(prefix="rlvlm-", dir="/tmp")  # short: Ray's sockets lie below, and paths end at 107 bytes
-    head = {
-        "num_cpus": 8,
-        "num_gpus": 1,
-        "include_dashboard": False,
-        "include_log_monitor": False,
-        "no_monitor": True,
-        "object_store_memory": 200 * 2**20,
-        "temp_dir": folder,
-        "_system_config": {"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 300},
-    }
-    with pytest.MonkeyPatch.context() as patch:  # workers find what test files and examples define
-        tests = Path(__file__).parent
-        folders = [str(tests.parent), str(tests), str(tests.parent / "examples"), os.environ.get("PYTHONPATH", "")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(folders))
-        for tries_left in (3, 2, 1, 0):
-            try:
-                cluster = Cluster(initialize_head=True, head_node_args=head)
-                break
-            except Exception:  # Ray waits 15 seconds for a process of its own, which a machine full of tests takes
-                if not tries_left:
-                    raise
-    cluster.head_node.kill_dashboard(check_alive=False)  # it is started all the same, and looked at by no test
-    yield cluster.address
-    cluster.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    with ray_nodes({"num_cpus": 8, "num_gpus": 1}) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture(scope="module")

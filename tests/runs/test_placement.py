@@ -9,7 +9,6 @@ import pytest
 import ray
 import torch
 from chaos import wait_until
-from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 from rich.console import Console
 
@@ -159,13 +158,12 @@ def test_a_run_without_room_is_refused_and_the_plan_shows_the_places():
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 128, "num_gpus": 8, "include_dashboard": False})
+def cluster(ray_nodes):
     ray.shutdown()
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_nodes({"num_cpus": 128, "num_gpus": 8}) as cluster:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield cluster
+        ray.shutdown()
 
 
 @ray.remote

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,7 +13,6 @@ import ray
 from chaos import PATIENCE_S, wait_until
 from ray._private.services import get_node_ip_address
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
-from ray.cluster_utils import Cluster
 
 from rlvlm.core.errors import MachineError
 from rlvlm.serving import places
@@ -31,13 +31,12 @@ KINDS = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def growing(ray_nodes: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     file: Path = tmp_path_factory.mktemp("cluster") / "grows.yaml"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_FAKE_CLUSTER", "1")
         patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
         patch.setenv("RAY_OVERRIDE_NODE_ID_FOR_TESTING", HEAD_ID)
-        cluster = Cluster(initialize_head=False)
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
@@ -52,18 +51,17 @@ def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             "available_node_types": KINDS,
         }
         file.write_text(json.dumps(BASE_READONLY_CONFIG | changes))
-        head = {"num_cpus": 2, "num_gpus": 0, "gcs_server_port": port, "include_dashboard": False}
-        cluster.add_node(**head, autoscaling_config=str(file))
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ADDRESS", cluster.address)
-        wait_until(lambda: places._autoscaler()[0], "the autoscaler's first look")  # it starts nodes in its only thread
-        yield
-    ray.shutdown()
-    # the nodes that the autoscaler started are its children
-    monitors = [psutil.Process(info.process.pid) for info in cluster.head_node.all_processes["monitor"]]
-    started = [child for monitor in monitors for child in monitor.children(recursive=True)]
-    cluster.shutdown()
+        head = {"num_cpus": 2, "num_gpus": 0, "gcs_server_port": port, "no_monitor": False}
+        with ray_nodes(head | {"autoscaling_config": str(file)}) as cluster:
+            patch.undo()
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+            patch.setenv("RAY_ADDRESS", cluster.address)
+            wait_until(lambda: places._autoscaler()[0], "a first look of the autoscaler")  # it has only one thread
+            yield
+            ray.shutdown()
+            # the nodes that the autoscaler started are its children
+            monitors = [psutil.Process(info.process.pid) for info in cluster.head_node.all_processes["monitor"]]
+            started = [child for monitor in monitors for child in monitor.children(recursive=True)]
     for process in started:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 from rlvlm.core.errors import MachineError
 from rlvlm.serving import places
@@ -21,15 +20,11 @@ LEARNER = Role(name="learners", gpus=1.0, setting="--learners.fewer")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    node = {"num_cpus": 4, "num_gpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(**node)
-    cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
-    cluster.shutdown()
+def cluster(ray_nodes: Any) -> Iterator[None]:
+    with ray_nodes({"num_cpus": 4, "num_gpus": 1}, {"num_cpus": 4, "num_gpus": 1}) as cluster:
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield
+        ray.shutdown()
 
 
 class Process:
