@@ -241,7 +241,7 @@ def _autoscaler() -> tuple[bool | None, str]:
         report = json.loads(_internal_kv_get(_STATUS) or "{}").get("autoscaler_report") or {}
         types = list(report.get("active_nodes", ()))
         coming = Counter(report.get("pending_launches"))
-        coming.update(kind for _, _, kind, _ in report.get("pending_nodes", ()))
+        coming.update(kind for _, kind, _ in report.get("pending_nodes", ()))
     grows = any(not kind.startswith(_UNMANAGED) for kind in types) if types else None
     return grows, ", ".join(f"{count} x {kind}" for kind, count in coming.items())
 

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import ray
 from chaos import PATIENCE_S, wait_until
 from ray._private.services import get_node_ip_address
+from ray.autoscaler._private.autoscaler import AutoscalerSummary
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 
 from rlvlm.core.errors import MachineError
@@ -82,3 +84,10 @@ def test_a_cluster_without_workers_is_asked_for_all_places_at_once() -> None:
         reserve_places([many], lambda: place([many], cluster_nodes()), Placing(timeout_s=3.0)),
     ):
         pass
+
+
+def test_machines_that_are_launched_and_set_up_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = AutoscalerSummary({"head": 1}, None, [("10.0.0.2", "judge", "setting-up")], {"learner": 2}, [])
+    status = json.dumps({"autoscaler_report": asdict(summary)})
+    monkeypatch.setattr(places, "_internal_kv_get", lambda key: status)
+    assert places._autoscaler() == (True, "2 x learner, 1 x judge")
