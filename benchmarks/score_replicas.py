@@ -153,7 +153,7 @@ def measure(config: Config, replicas: int) -> str:
         def scored(number: int) -> Iterator[ScoredEpisode]:
             films = Films(config, number * config.frames)
             if config.readers:
-                return score_on_nodes(judge, films, asked, folder, number, config.readers)
+                return score_on_nodes(judge, films, asked, folder, number, config.readers, print)
             return score_episodes(judge, films, asked)
 
         warm = max(1, config.readers)

@@ -319,7 +319,7 @@ def _scored(
         return score_episodes(judge, films, asked, cache(screen.line))  # groups of episodes repeat the same line
     from rlvlm.reports.score_readers import score_on_nodes  # Ray, which this process may do without
 
-    return score_on_nodes(judge, films, asked, films.path, num_episodes, readers)
+    return score_on_nodes(judge, films, asked, films.path, num_episodes, readers, screen.line)
 
 
 def _score_all(

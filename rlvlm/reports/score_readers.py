@@ -3,7 +3,7 @@
 Ray repeats a task whose node is lost; what was answered before is in the label store, on a disk that all nodes share.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judges.cache import CachedJudge, without_memory
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
+from rlvlm.serving.apps import await_places
 from rlvlm.serving.config import Role
-from rlvlm.serving.places import Placing, cluster_nodes, place, reserve_places
+from rlvlm.serving.places import Placing
 
 _PARTS = 8
 """Parts for each reader: the smaller they are, the less is read again when a node is lost."""
@@ -26,7 +27,13 @@ Films = Iterable[RobotTrajectory | CorruptEpisode]
 
 
 def score_on_nodes(
-    judge: CachedJudge, films: Films, asked: Asked, path: Path, num_episodes: int, readers: int
+    judge: CachedJudge,
+    films: Films,
+    asked: Asked,
+    path: Path,
+    num_episodes: int,
+    readers: int,
+    log: Callable[[str], None],
 ) -> Iterator[ScoredEpisode]:
     """Yields all episodes with the judge's answers, part by part, as parts end. A caller that closes this generator
     waits for the questions that are under way.
@@ -38,20 +45,22 @@ def score_on_nodes(
         path: where `films` lie; each node must have it.
         num_episodes: number of `films`.
         readers: tasks at a time, each on a core.
+        log: called with what places are waited for.
 
     Raises:
-        MachineError: the cluster has no place for the readers.
         UsageError: a node lacks `path` or the store, or a reader cannot read the data.
-        JudgeUnavailable: every question of a block failed; earlier episodes were yielded.
+        JudgeUnavailable: the cluster has no place for the readers; or every question of a block failed, and earlier
+            episodes were yielded.
     """
     role = Role(name="readers", count=readers, cpus=1.0, setting="--readers")
-    with reserve_places([role], lambda: place([role], cluster_nodes()), Placing()):
-        pass  # Ray would wait for them silently
+    await_places([role], Placing(log=log))
+    store = judge.store.folder.absolute()
+    store.mkdir(parents=True, exist_ok=True)  # here: a node that has another disk would make its own
     size = -(-num_episodes // (_PARTS * readers))
     parts = [range(num_episodes)[begin : begin + size] for begin in range(0, num_episodes, size)][::-1]
     # spread over the nodes; a task ends with its worker where memory is short, so its tries are counted
     read: Any = ray.remote(_score_part).options(num_cpus=1, max_retries=10, scheduling_strategy="SPREAD")
-    shared = [ray.put(each) for each in (without_memory(judge), (judge.store.folder.absolute(), path), films, asked)]
+    shared = [ray.put(each) for each in (without_memory(judge), (store, path), films, asked)]
     under_way: list[Any] = []
     error: RunError | None = None
     try:

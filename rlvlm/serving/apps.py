@@ -189,7 +189,7 @@ def running_apps(file: AppFile, report: Callable[[str, float], None], is_stopped
     roles.append(Role(name=file.gateway_app, count=file.http.num_replicas, cpus=file.http.num_cpus, setting=lower))
     try:
         with suppress(StoppedEarly):
-            _await_places(roles, Placing(log=log))
+            await_places(roles, Placing(log=log))
             serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
             _wait_until_running(names, look, is_stopped)
         yield
@@ -233,7 +233,7 @@ def _start(application: serve.Application, app: str, role: Role, placing: Placin
             last_report = time.monotonic()
             placing.log(f"waiting for {role.name} to load ({waited_s:.0f} s)")
 
-    _await_places([role], placing)
+    await_places([role], placing)
     start_serve()
     target = serve.RunTarget(application, name=app, route_prefix=None)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
@@ -245,8 +245,9 @@ def _start(application: serve.Application, app: str, role: Role, placing: Placin
         raise
 
 
-def _await_places(roles: Sequence[Role], placing: Placing) -> None:
-    """Returns once the cluster has free places for the replicas of apps: Serve would wait for them silently.
+def await_places(roles: Sequence[Role], placing: Placing) -> None:
+    """Returns once the cluster has free places for the replicas of apps, or others that ask a judge: Ray would wait for
+    them silently.
 
     Raises:
         JudgeUnavailable: it has none, or others hold them for too long.

@@ -302,7 +302,9 @@ def check_share(device: str, share: float, what: str, section: str) -> None:
 
 def marked(cause: ModelUnavailable | MachineError) -> RuntimeError:
     """Encodes an error for Serve, which keeps only the text of a constructor's error: cause and fix in one line."""
-    return RuntimeError(_MARK + json.dumps([type(cause).__name__, str(cause), cause.fix]))
+    is_one_of_several = ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) > 1
+    where = f" (on node {ray.util.get_node_ip_address()})" if is_one_of_several else ""  # a path may be missing there
+    return RuntimeError(_MARK + json.dumps([type(cause).__name__, f"{cause}{where}", cause.fix]))
 
 
 def cause_of(status: ApplicationStatusOverview) -> RunError | None:

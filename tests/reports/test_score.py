@@ -384,9 +384,9 @@ def test_a_served_judge_labels_as_one_here(
     config = JudgeConfig(backend="tests.reports.test_score:dim")
     with start_judge(config, PlacementConfig(num_cpus=1), name="score", app="dim"):
         # by a task that reads the episodes part by part
-        served, there = score(data, "--app", "dim", "--readers", "1")
+        served, there = score(data, "--app", "dim", "--readers", "1", "--preflight", "0")
     (tmp_path / "data.labels" / "answers").rename(tmp_path / "answers")
-    rows, here = score(data)
+    rows, here = score(data, "--preflight", "0")
     assert served == rows and there["asked"] == here["asked"] > 0, "of one judge the answers are the same"
     assert (there["judge"], there["prompt"]) == (here["judge"], here["prompt"])
     with pytest.raises(UsageError, match="--readers ask a running --app"):

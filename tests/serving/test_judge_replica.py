@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import ray
 from api_server import ApiServer
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
@@ -16,6 +17,7 @@ from rlvlm.serving import judge_replica as module
 from rlvlm.serving.client import Receipt, Request, digest
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.judge_replica import JudgeReplica
+from rlvlm.serving.replica import marked
 from rlvlm.testing import FakeJudge
 from rlvlm.vlms.config import ApiConfig
 
@@ -244,3 +246,10 @@ def too_large(config: JudgeConfig) -> FakeJudge:
 def test_a_judge_that_does_not_start_says_why_in_one_line(model, build, said):
     with pytest.raises(RuntimeError, match=f"rlvlm-cause.*{said}"):
         JudgeReplica(JudgeConfig(model=model, device="cpu"), PlacementConfig(), build)
+
+
+def test_of_several_nodes_the_one_is_named_on_which_a_replica_does_not_start(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    for count in (1, 2):
+        monkeypatch.setattr(ray, "nodes", lambda count=count: [{"Alive": True}] * count)
+        assert ("(on node " in str(marked(JudgeUnavailable("no such folder", "")))) == (count == 2)
