@@ -20,7 +20,7 @@ WORDS = (
     "--feedback.first-step 100 --feedback.every-steps 60 --feedback.queries 8 --reward-model.ensemble 2 "
     "--env.episode-steps 20 --algo.seed-steps 40 --algo.batch-size 32 --algo.hidden 32 32 "
     "--eval.every-steps 100 --eval.episodes 2 --track.checkpoint-every-steps 60 "
-    "--track.log-every-steps 40"
+    "--track.log-every-steps 40 --reward-model.min-updates 8 --reward-model.max-updates 8"
 ).split()
 
 
