@@ -19,8 +19,8 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants, services
+from ray._private import utils as ray_utils
 from ray._private.node import Node
-from ray._private.utils import write_ray_address
 
 from rlvlm.core.errors import MachineError, first_line
 from rlvlm.runs.dashboard import signed_in_link
@@ -235,7 +235,7 @@ def start_ray(
                     _system_config=system,
                 )
             # Otherwise a job submitted to this Ray would get the address of any Ray on this machine.
-            write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
+            ray_utils.write_ray_address(ray.get_runtime_context().gcs_address, str(folder))
             return context.dashboard_url or ""
         except Exception as error:  # Ray raises bare Exceptions here, e.g. without an answer for 30 seconds
             # what it logs names the cause more often than what it raises
@@ -275,10 +275,12 @@ def _own_way() -> Iterator[None]:
       save. Ray ends with this process as before: by the kernel's doing and by the guardian's.
     - Under `uv run` it would pack the working folder, however large, for workers of other machines. Here they have the
       interpreter and the folder of this process anyway. A user who sets Ray's variable decides.
+    - It leaves SIGTERM to whoever handles it: its own handler would end the start with exit code 15, without a word.
     """
     popen, is_asked = services.ConsolePopen, _UV in os.environ
     with (
         _changed(services, ConsolePopen=partial(popen, start_new_session=True)),
+        _changed(ray_utils, set_sigterm_handler=lambda _: None),
         nullcontext() if is_asked else _changed(ray_constants, **{_UV: False}),
     ):
         yield

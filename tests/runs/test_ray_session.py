@@ -22,6 +22,7 @@ from rlvlm.runs.preflight import free_port
 
 BUSY = """
 import os
+import signal
 import time
 import psutil
 import ray._private.services as services
@@ -40,6 +41,7 @@ def get_node(*words):
 
 
 services.get_node = get_node
+signal.signal(signal.SIGTERM, asks_to_stop := lambda *_: None)
 with session.ray_session(log=said.append):
     import ray
 
@@ -51,7 +53,7 @@ with session.ray_session(log=said.append):
     print([name for name in logs if name.startswith(("dashboard.", "monitor.", "log_monitor."))])
     print([any(words in line for line in said) for words in ("still starting (load", "not ready after", "7 minutes")])
 with session.ray_session():  # as a script has that trains twice
-    print(ray.get(ray.remote(lambda: 41).remote()))
+    print(ray.get(ray.remote(lambda: 41).remote()), signal.getsignal(signal.SIGTERM) is asks_to_stop)
 """
 
 
@@ -68,7 +70,7 @@ def test_a_slow_start_is_waited_for_and_said_nobody_looks_on_and_workers_have_th
     child = subprocess.run(
         ["uv", "run"], executable="/bin/sh", cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=500
     )  # fmt: skip
-    assert child.stdout == "True True\n[]\n[]\n[True, True, True]\n41\n", child.stderr
+    assert child.stdout == "True True\n[]\n[]\n[True, True, True]\n41 True\n", child.stderr
     assert child.returncode == 0
 
 
