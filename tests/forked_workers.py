@@ -40,7 +40,10 @@ def forked_workers() -> Iterator[dict[str, Any]]:
     """Yields what a node of `ray.cluster_utils.Cluster` is started with, so that its workers are forked meanwhile."""
     with tempfile.TemporaryDirectory(prefix="rlvlm-", dir="/tmp") as folder:  # a socket's path is short
         address = f"{folder}/workers"
-        with subprocess.Popen([sys.executable, __file__, address], stdin=subprocess.PIPE):  # it ends with its input
+        # pyarrow's allocator would start a thread, which no fork has
+        one_thread = {**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+        command = [sys.executable, __file__, address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=one_thread):  # it ends with its input
             os.environ[_ADDRESS] = address
             try:
                 yield {"setup_worker_path": __file__}
