@@ -102,7 +102,8 @@ def ray_session(
     with ExitStack() as stack:
         # a foreign cluster: nothing is configured, and it continues when the run ends
         if address := cluster_address():
-            url = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR).dashboard_url
+            with _sigterm_kept():
+                url = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR).dashboard_url
             link = f"http://{url}, and it asks for the cluster's token" if url else "this cluster has none"
         else:
             parent = make_parent()
@@ -275,15 +276,19 @@ def _own_way() -> Iterator[None]:
       save. Ray ends with this process as before: by the kernel's doing and by the guardian's.
     - Under `uv run` it would pack the working folder, however large, for workers of other machines. Here they have the
       interpreter and the folder of this process anyway. A user who sets Ray's variable decides.
-    - It leaves SIGTERM to whoever handles it: its own handler would end the start with exit code 15, without a word.
     """
     popen, is_asked = services.ConsolePopen, _UV in os.environ
     with (
         _changed(services, ConsolePopen=partial(popen, start_new_session=True)),
-        _changed(ray_utils, set_sigterm_handler=lambda _: None),
+        _sigterm_kept(),
         nullcontext() if is_asked else _changed(ray_constants, **{_UV: False}),
     ):
         yield
+
+
+def _sigterm_kept() -> AbstractContextManager[None]:
+    """Makes Ray leave SIGTERM to whoever handles it: its own would end the run with exit code 15 and no word."""
+    return _changed(ray_utils, set_sigterm_handler=lambda _: None)
 
 
 def _no_idle_processes() -> AbstractContextManager[None]:
