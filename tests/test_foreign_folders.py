@@ -23,7 +23,7 @@ from rlvlm.core.guests import guests
 from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.demonstrations.recordings import Recordings, find_form
 from rlvlm.demonstrations.records import EpisodeRecord
-from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig
+from rlvlm.demonstrations.trajectory import CorruptEpisode
 from rlvlm.judge_bench.prediction import read_curve
 from rlvlm.labels.images import MissingImage, image_digest
 from rlvlm.labels.store import open_store
@@ -52,8 +52,8 @@ KNOWN = {
     "plugins/agreement/outputs.py: _from_csv: read_text": "the table that the user named",
     "plugins/exchange/chats.py: export_chats: open": "writes",
     "plugins/exchange/chats.py: _chats: read_text": "the file of chats that the user named",
-    "demonstrations/evaluations.py: _inspect_trials: read_json": "the log that the user named",
-    "demonstrations/evaluations.py: is_evaluation: read_json": "the log that the user named",
+    "plugins/exchange/evaluations.py: _inspect_trials: read_json": "the log that the user named",
+    "plugins/exchange/evaluations.py: is_evaluation: read_json": "the log that the user named",
     "demonstrations/folder.py: add: open": "writes, and looks at the end of the lines to which it appends",
     "plugins/exchange/libero_hdf5.py: _opened: h5py.File": "a stream of open_inside",
     "demonstrations/recorded_labels.py: read_labels: pq.read_schema": "a stream of open_regular",
@@ -192,6 +192,7 @@ def read_recordings(root: Path) -> Iterator[Any]:
 
 
 def read_records(root: Path) -> Iterator[Any]:
+    from rlvlm.plugins.exchange.cutting import CutConfig
     from rlvlm.plugins.exchange.rlds import read_rlds
 
     yield from read_rlds(root, CutConfig())

@@ -23,7 +23,7 @@ from rlvlm.serving.guard import MIN_TOKEN_CHARS
 ROOT = Path(__file__).parents[1]
 KIT = (
     "cli core.console.boxes core.guests commands.data commands.doctor commands.judge_bench commands.judge_report "
-    "commands.labels commands.report commands.score demonstrations.lerobot "
+    "commands.labels commands.report commands.score demonstrations.recordings "
     "judge_bench.preflight judges.client judges.build "
     "judges.own labels.export labels.people reports.compare reports.contact_sheet reports.judge_bench "
     "reports.judge_report reports.score reports.watch "

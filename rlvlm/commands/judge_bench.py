@@ -63,10 +63,10 @@ def _check_suite(suite: str, *, trust: bool) -> None:
 
         find_suite(suite)  # a wrong name is reported before matplotlib and more are imported
     if suite.endswith(".json"):
-        from rlvlm.demonstrations.evaluations import is_evaluation  # numpy
-        from rlvlm.judge_bench.hacked import read_suite
+        from rlvlm.judge_bench.hacked import read_suite  # numpy
+        from rlvlm.judge_bench.suites import bench_form
 
-        if is_evaluation(Path(suite)):  # it names no code
+        if bench_form(suite):  # recorded data, which name no code
             return
 
         task, _ = read_suite(Path(suite))

@@ -88,13 +88,20 @@ class PolicyCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFormat:
-    """A format of recorded episodes that `rlvlm score` and `labels ask` read. All of its files are untrusted."""
+    """A format of recorded episodes for `rlvlm score`, `labels ask` and the bench. All of its files are untrusted."""
 
+    about: str = ""
+    """What to name, in messages, e.g. `the folder of a LeRobot data set`."""
     is_here: str
     """`module:FUNCTION`, called with a path; returns whether there is data of this format, without reading it."""
     read: str
     """`module:FUNCTION`, called with the path and the name of the camera, empty for its first one; yields each episode
     as a `demonstrations.trajectory.RobotTrajectory`, or as a `CorruptEpisode`."""
+    bench: str = ""
+    """`module:FUNCTION`, called with the path; yields the episodes by all cameras, for `judge-bench PATH`. Empty: the
+    bench does not take it."""
+    controls: int = 6
+    """Items of each control of the bench."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,10 +231,24 @@ def guest_of(table: str, name: str) -> str:
         table: field of `Guest`, e.g. `commands`.
         name: name that was not found in it.
     """
+    guest = _taken_out(table).get(name)
+    return f"; it comes with the guest {guest}, which is not installed here" if guest else ""
+
+
+def missing_of(table: str) -> str:
+    """Returns the end of a message: all names of a table that come with guests which were taken out, empty if none."""
+    lost = _taken_out(table)
+    names = {guest: [name for name, owner in lost.items() if owner == guest] for guest in lost.values()}
+    return "".join(
+        f"; {', '.join(own)}: with the guest {guest}, which is not installed here" for guest, own in names.items()
+    )
+
+
+def _taken_out(table: str) -> dict[str, str]:
+    """Returns the guest of each name of a table, of those guests that ship and are not here."""
     # from a file beside the guests' folders, because a guest that was taken out cannot say what it had
     known = json.loads(NAMES_FILE.read_text()).get(table, {}) if NAMES_FILE.exists() else {}
-    guest = known.get(name, "")
-    return f"; it comes with the guest {guest}, which is not installed here" if guest and guest not in guests() else ""
+    return {name: guest for name, guest in known.items() if guest not in guests()}
 
 
 def load(reference: str) -> Any:

@@ -1,10 +1,9 @@
 """Recorded episodes of any format as trajectories with images: `rlvlm score` asks a judge about them.
 
-Formats: a data set of LeRobot's, a folder of ours, an evaluation of inspect-robots or LeRobot (`evaluations`), those of
-guests, or MP4 videos. Videos have their goals beside them: `clip.txt` beside `clip.mp4`; one `metadata.csv` or
-`metadata.jsonl` with the columns `file_name`, `goal` and, if known, `success`, as in Hugging Face's video folders; or a
-CSV or Parquet table with the columns of RoboReward (`video`, `task`, `reward` 1 to 5) or Robometer (`frames`, `task`,
-`quality_label`, `partial_success`). All input is untrusted.
+Formats: a folder of ours, those of guests, or MP4 videos. Videos have their goals beside them: `clip.txt` beside
+`clip.mp4`; one `metadata.csv` or `metadata.jsonl` with the columns `file_name`, `goal` and, if known, `success`, as in
+Hugging Face's video folders; or a CSV or Parquet table with the columns of RoboReward (`video`, `task`, `reward` 1 to
+5) or Robometer (`frames`, `task`, `quality_label`, `partial_success`). All input is untrusted.
 """
 
 import csv
@@ -22,16 +21,14 @@ from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import MAX_JSON_BYTES, files_ending, read_text
-from rlvlm.core.guests import load, with_guests
+from rlvlm.core.guests import DataFormat, load, missing_of, with_guests
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.demonstrations.evaluations import is_evaluation, read_evaluation
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
-from rlvlm.demonstrations.lerobot import default_camera, read_lerobot
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
-from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 
-FORMS = ("lerobot", "folder", "evaluation", "videos")
+FORMS = ("folder", "videos")
 """Formats of the core; guests may add others."""
 Draw = Callable[[FloatArray, str], Frames]
 """Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
@@ -73,13 +70,7 @@ class Recordings:
         Raises:
             UsageError: nothing can be read at all, or there is no such camera.
         """
-        # `late` matters for learning from actions: here every image counts, above all the last one
-        if self.form == "lerobot":
-            camera = self.camera or default_camera(self.path)  # otherwise all would be decoded
-            found = read_lerobot(self.path, CutConfig(cameras=(camera,), late=False))
-        elif self.form == "evaluation":
-            found = read_evaluation(self.path, self.camera)
-        elif self.camera and self.form == "videos":
+        if self.camera and self.form == "videos":
             raise UsageError("--camera has no effect on videos, which have one each", "leave it out")
         elif self.form in FORMS:
             found = self._read_folder() if self.form == "folder" else _read_videos(self.path)
@@ -137,23 +128,27 @@ def find_form(path: Path) -> str:
     Raises:
         UsageError: it contains nothing that can be read.
     """
-    if (path / "meta" / "info.json").is_file():
-        return "lerobot"
     if (path / "demonstrations.json").is_file():
         return "folder"
-    if is_evaluation(path):
-        return "evaluation"
-    for name, form in with_guests("formats", {}).items():
-        if load(form.is_here)(path):
-            return name
+    if found := guest_form(path):
+        return found[0]
     # last, because films may lie beside other data; cameras and Windows write endings in capitals
     if path.suffix.lower() in (FILM, *TABLES) and path.is_file() or files_ending(path, FILM):
         return "videos"
+    there = "holds" if path.exists() else "is not there: there are"
+    readable = [form.about for form in with_guests("formats", {}).values() if form.about]
     raise UsageError(
-        f"{path} {'holds' if path.exists() else 'is not there: there are'} no recorded episodes that can be read",
-        "name the folder of a LeRobot data set or of lerobot-eval, a log of inspect-robots, LIBERO's HDF5 files, a "
-        "folder of `rlvlm collect`, or MP4 videos",
+        f"{path} {there} no recorded episodes that can be read{missing_of('formats')}",
+        f"name {', '.join(readable + ['a folder of `rlvlm collect`'])}, or MP4 videos",
     )
+
+
+def guest_form(path: Path) -> tuple[str, DataFormat] | None:
+    """Returns the guest's format of the recorded data at `path`, with its name; None if no guest reads them."""
+    if not path.exists():  # most names of a bench are no paths, and the readers take a moment to import
+        return None
+    forms: dict[str, DataFormat] = with_guests("formats", {})
+    return next(((name, form) for name, form in forms.items() if load(form.is_here)(path)), None)
 
 
 def recordings_digest(episodes: Iterable[RobotTrajectory | CorruptEpisode]) -> str:

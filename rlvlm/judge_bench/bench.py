@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, UsageError, first_line
+from rlvlm.core.guests import load
 from rlvlm.core.judging import Stamp
-from rlvlm.demonstrations.evaluations import is_evaluation, read_evaluation
-from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.recordings import Recordings
-from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import task_env
 from rlvlm.judge_bench.archive import Archive, ArchiveWriter
 from rlvlm.judge_bench.asking import Answer, Reference, ask
@@ -27,7 +25,7 @@ from rlvlm.judge_bench.published import published_figures
 from rlvlm.judge_bench.rehearsal.outcome import Kind, Rehearsal
 from rlvlm.judge_bench.rehearsal.rehearse import rehearse, staged
 from rlvlm.judge_bench.remedies import remedies
-from rlvlm.judge_bench.suites import VERSION, Suite, is_recording, questions_of_person
+from rlvlm.judge_bench.suites import VERSION, Suite, bench_form, is_recording, questions_of_person
 from rlvlm.judge_bench.task_items import make_items, recorded_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.judge import Judge
@@ -202,10 +200,8 @@ def make_task(
         return frozen_items(suite.frozen, task, size_px).made
     if suite.is_table:
         return recorded_items(suite, Path(task).name, Recordings(path=Path(task), form="videos"), size_px, seed)
-    if is_recording(task):
-        is_graded = is_evaluation(Path(task))
-        recordings = read_evaluation(Path(task)) if is_graded else read_lerobot(Path(task), CutConfig())
-        return recorded_items(suite, Path(task).name, recordings, size_px, seed)
+    if form := bench_form(task):
+        return recorded_items(suite, Path(task).name, load(form.bench)(Path(task)), size_px, seed)
     env = replace(task_env(task).for_model(is_pocket), draw_path=suite.draw_path)
     return make_items(suite, task, env, size_px, seed, asks_turns)
 

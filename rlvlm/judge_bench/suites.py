@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvlm.core.errors import UsageError
-from rlvlm.demonstrations.evaluations import is_evaluation
+from rlvlm.core.guests import DataFormat, missing_of
 from rlvlm.demonstrations.playing import Script
-from rlvlm.demonstrations.recordings import MAX_ROWS, TABLES
+from rlvlm.demonstrations.recordings import MAX_ROWS, TABLES, guest_form
 from rlvlm.demonstrations.trajectory import SuccessRule
 from rlvlm.envs.registry import full_name, task_families
 from rlvlm.judge_bench.archive import SUFFIX, Archive, open_archive
@@ -133,8 +133,14 @@ def questions_of_person(suite: Suite) -> int:
 
 
 def is_recording(name: str) -> bool:
-    """Returns whether `name` is the folder of a LeRobot data set, a table of videos, or an evaluation of others."""
-    return (Path(name) / "meta" / "info.json").is_file() or is_table(name) or is_evaluation(Path(name))
+    """Returns whether `name` is recorded data: a table of videos, or of a guest's format."""
+    return is_table(name) or bench_form(name) is not None
+
+
+def bench_form(name: str) -> DataFormat | None:
+    """Returns the guest's format of the recorded data at the path `name`; None if no guest has the bench read them."""
+    found = guest_form(Path(name))
+    return found[1] if found and found[1].bench else None
 
 
 def is_table(name: str) -> bool:
@@ -143,8 +149,8 @@ def is_table(name: str) -> bool:
 
 
 def find_suite(name: str) -> Suite:
-    """Returns the suite called `name`, or one made of comma-separated tasks, a LeRobot data set, a table of videos, an
-    evaluation of others, a file of hacked episodes, or a frozen suite.
+    """Returns the suite called `name`, or one made of comma-separated tasks, a table of videos, recorded data of a
+    guest's format, a file of hacked episodes, or a frozen suite.
 
     Raises:
         UsageError: `name` is none of these.
@@ -152,7 +158,7 @@ def find_suite(name: str) -> Suite:
     if name in SUITES:
         return SUITES[name]
     shipped = {f"{_HACKED}{short}": file for short, file in shipped_suites().items()}
-    if name in shipped or (name.endswith(".json") and not is_evaluation(Path(name))):
+    if name in shipped or (name.endswith(".json") and bench_form(name) is None):
         task, episodes = read_suite(shipped.get(name, Path(name)))
         return Suite(name=Path(name).name, tasks=(full_name(task),), pairs=0, tracks=0, hacked=tuple(episodes))
     if name.endswith(SUFFIX):
@@ -160,12 +166,10 @@ def find_suite(name: str) -> Suite:
         return Suite(name=archive.suite, tasks=tuple(entry.task for entry in archive.tasks), frozen=archive)
     if is_table(name):
         return Suite(name=Path(name).name, tasks=(name,), videos=MAX_ROWS, tracks=8, is_table=True)
-    if is_evaluation(Path(name)):  # twice the controls, so that what a camera changes can be told in one evaluation
-        return Suite(name=Path(name).name, tasks=(name,), controls=12)
-    if is_recording(name):
-        return Suite(name=Path(name).name, tasks=(name,))
+    if form := bench_form(name):
+        return Suite(name=Path(name).name, tasks=(name,), controls=form.controls)
     if Path(name).is_dir():
-        what = f"the folder {name} is no LeRobot data set: it has no meta/info.json"
+        what = f"the folder {name} is no LeRobot data set: it has no meta/info.json{missing_of('formats')}"
         raise UsageError(what, "name the folder above meta, data and videos; or a suite, or tasks")
     try:
         tasks = tuple(full_name(task) for task in name.split(","))

@@ -13,8 +13,8 @@ from malicious_files import npy_header, npz
 
 from rlvlm.core.foreign import open_regular, read_arrays, read_json
 from rlvlm.demonstrations.folder import create_folder, open_folder
-from rlvlm.demonstrations.lerobot import read_table
 from rlvlm.demonstrations.records import EpisodeRecord
+from rlvlm.demonstrations.tables import read_table
 
 COUNT = 100_000_000
 ZEROS = npy_header("{'descr': '|u1', 'fortran_order': False, 'shape': (100000000,), }\n")

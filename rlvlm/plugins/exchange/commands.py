@@ -15,8 +15,8 @@ from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.foreign import visible
 from rlvlm.core.grippers import GripperUnits
 from rlvlm.demonstrations.card import FilterConfig
-from rlvlm.demonstrations.trajectory import CutConfig
 from rlvlm.envs.registry import find_task, full_name, make_env, task_env
+from rlvlm.plugins.exchange.cutting import CutConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Export of episodes in chunks as a data set of LeRobot's, version 3.0: one row per env step, with an image of each
-camera before its action. `demonstrations/lerobot.py` reads such data sets.
+camera before its action. `lerobot_data.py` reads such data sets.
 """
 
 import io

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.foreign import check_claim, files_ending, open_inside, parse_json
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.libero.tasks import SUITES, file_sentence, instruction_of
+from rlvlm.plugins.exchange.cutting import CutConfig
 
 ENDINGS = (".hdf5", ".h5")
 CAMERAS = ("agentview_rgb", "eye_in_hand_rgb")

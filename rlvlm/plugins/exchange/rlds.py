@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import open_inside
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.encoded import decoded, is_depth
-from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
+from rlvlm.plugins.exchange.cutting import CutConfig
+from rlvlm.plugins.exchange.encoded import decoded, is_depth
 
 _OBSERVED = "steps/observation/"
 

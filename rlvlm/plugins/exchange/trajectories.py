@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rlvlm.core.errors import UsageError
+from rlvlm.core.grippers import GripperUnits
 from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.chunk_form import form_of
 from rlvlm.demonstrations.collect import Log
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
-from rlvlm.demonstrations.lerobot import read_lerobot
 from rlvlm.demonstrations.recordings import Recordings, recordings_digest
 from rlvlm.demonstrations.records import SOURCE_DIGEST, SOURCE_EPISODE, SOURCE_FRAMES, EpisodeRecord
-from rlvlm.demonstrations.trajectory import CorruptEpisode, Cut, CutConfig, GripperUnits, RobotTrajectory, cut, opened
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.labels.images import image_digest
+from rlvlm.plugins.exchange.cutting import Cut, CutConfig, cut, opened
+from rlvlm.plugins.exchange.lerobot_data import read_lerobot
 from rlvlm.plugins.exchange.libero_hdf5 import read_libero
 from rlvlm.plugins.exchange.rlds import read_rlds
 

@@ -17,10 +17,11 @@ from rlvlm.core.grippers import OPENNESS, GripperUnits
 from rlvlm.demonstrations.chunk_form import form_of
 from rlvlm.demonstrations.collect import Disturbance, collect
 from rlvlm.demonstrations.folder import DemonstrationFolder, create_folder
-from rlvlm.demonstrations.lerobot import read_lerobot
-from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory
+from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.plugins.exchange.commands import export
+from rlvlm.plugins.exchange.cutting import CutConfig
+from rlvlm.plugins.exchange.lerobot_data import read_lerobot
 from tests.plugins.exchange.test_trajectories import take
 from tests.recorded_data import GREEN, PX, RED, trajectory, write_lerobot
 

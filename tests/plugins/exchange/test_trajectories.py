@@ -21,14 +21,15 @@ from rlvlm.core.steps import FloatArray
 from rlvlm.demonstrations.chunk_form import folder_form, is_whole, kept_images
 from rlvlm.demonstrations.collect import Disturbance, play_episodes
 from rlvlm.demonstrations.folder import DemonstrationFolder, open_folder
-from rlvlm.demonstrations.lerobot import read_lerobot
-from rlvlm.demonstrations.trajectory import CutConfig, RobotTrajectory, cut, moving, opened
+from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.libero.env import to_robosuite
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.suites import SUITES
 from rlvlm.judge_bench.task_items import recorded_items
+from rlvlm.plugins.exchange.cutting import CutConfig, cut, moving, opened
+from rlvlm.plugins.exchange.lerobot_data import read_lerobot
 from rlvlm.plugins.exchange.libero_hdf5 import read_libero
 from rlvlm.plugins.exchange.rlds import _example_class
 from rlvlm.plugins.exchange.trajectories import Source, import_trajectories

@@ -10,12 +10,12 @@ from frameworks import needs, run
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
-from rlvlm.demonstrations.evaluations import is_evaluation
 from rlvlm.demonstrations.recordings import Recordings, find_form
 from rlvlm.demonstrations.trajectory import CorruptEpisode
 from rlvlm.judge_bench.bench import measure, summarise
 from rlvlm.judge_bench.suites import find_suite
 from rlvlm.judges.config import JudgeConfig
+from rlvlm.plugins.exchange.evaluations import is_evaluation
 from tests.judge_bench.test_tables import film
 
 GOAL = "make the lamp bright"

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.steps import Frames
-from rlvlm.demonstrations.encoded import decoded
 from rlvlm.demonstrations.tables import DAMAGES, json_objects, read_table
-from rlvlm.demonstrations.trajectory import CorruptEpisode, CutConfig, RobotTrajectory
+from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
+from rlvlm.plugins.exchange.cutting import CutConfig
+from rlvlm.plugins.exchange.encoded import decoded
 
 # column names by preference: the first that exists
 _ACTIONS, _STATES = ("action", "actions"), ("observation.state", "state")
@@ -77,6 +78,27 @@ def read_lerobot(source: Path, config: CutConfig) -> Iterator[RobotTrajectory | 
             yield dataset.trajectory(episode)
         except DAMAGES as error:
             yield CorruptEpisode(file=dataset.file, reason=str(error))
+
+
+def is_lerobot(path: Path) -> bool:
+    """Returns whether `path` is the folder of a data set of LeRobot's."""
+    return (path / "meta" / "info.json").is_file()
+
+
+def read_recorded(source: Path, camera: str) -> Iterator[RobotTrajectory | CorruptEpisode]:
+    """Yields the episodes as `rlvlm score` shows them to a judge: every image counts, above all the last one.
+
+    Args:
+        source: folder of the data set.
+        camera: camera to decode; empty for the first that is not at the wrist.
+    """
+    # `late` matters for learning from actions
+    return read_lerobot(source, CutConfig(cameras=(camera or default_camera(source),), late=False))
+
+
+def read_shown(source: Path) -> Iterator[RobotTrajectory | CorruptEpisode]:
+    """Yields the episodes as the bench shows them to a judge, by all cameras."""
+    return read_lerobot(source, CutConfig())
 
 
 def default_camera(source: Path) -> str:
