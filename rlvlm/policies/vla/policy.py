@@ -6,7 +6,7 @@ from it and implements `read`, `sample`, `log_probs` and `imitation`; `--policy.
 `TokenVLA` (token_policy.py) answers in action tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -152,6 +152,13 @@ class VLAPolicy(Policy):
     def asked(self, obs: Observations) -> tuple[str, ...]:
         """Returns the instructions of `obs` as used when the policy plays, see `advantage_prompt`."""
         return positive(obs.texts) if self.config.conditioned else obs.texts
+
+    def guided(self, asked: Tensor, plain: Callable[[], Tensor]) -> Tensor:
+        """Returns what the policy plays by: `asked`, the network's output for the instructions `asked`, carried on from
+        `plain`, that for the instructions as they are, which is computed only if it counts.
+        """
+        weight = self.config.guidance
+        return asked if weight == 1 else (without := plain()) + weight * (asked - without)
 
     def shown_inputs(
         self, env: ChunkEnv, obs: Observations, images: Frames | None = None

@@ -54,11 +54,7 @@ class TokenVLA(VLAPolicy):
     def sample(self, obs: Observations, sampling: Sampling) -> SampledChunks:
         """Samples a chunk for each of `obs`; without a temperature takes the most likely bin of each distribution."""
         assert self.scale is not None, "there is a policy that can act"
-        inputs, values = self.inputs(obs), torch.zeros(len(obs))
-        if self.has_values:
-            logits, values = self.with_values(*inputs, detach=True)
-        else:
-            logits = self(*inputs)
+        logits, values = self._read(obs, detach=True)
         size = len(self.scale.low)
         steps = np.arange(logits.shape[-2]) // size
         mask = np.zeros(logits.shape[:-1], bool)
@@ -83,15 +79,21 @@ class TokenVLA(VLAPolicy):
         answers = [{"bins": row.astype(np.int16)} for row in numbers]
         return SampledChunks(
             actions=actions, answers=answers, log_probs=log_probs.cpu().numpy(), mask=mask, steps=steps,
-            values=values.cpu().numpy(),
+            values=np.zeros(len(obs), np.float32) if values is None else values.cpu().numpy(),
         )  # fmt: skip
 
-    def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
-        inputs, values = self.inputs(obs), None
+    def _read(self, obs: Observations, detach: bool) -> tuple[Tensor, Tensor | None]:
+        """Returns the logits that it plays by, and values [B] if it has a head for them, see `with_values`."""
+        images, token_ids, proprio = self.inputs(obs)
+        values = None
         if self.has_values:
-            logits, values = self.with_values(*inputs, detach=reading.detach_values)
+            logits, values = self.with_values(images, token_ids, proprio, detach=detach)
         else:
-            logits = self(*inputs)
+            logits = self(images, token_ids, proprio)
+        return self.guided(logits, lambda: self(images, self.read(obs.texts), proprio)), values
+
+    def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
+        logits, values = self._read(obs, reading.detach_values)
         bins = torch.from_numpy(np.stack([answer["bins"] for answer in answers]).astype(np.int64)).to(logits.device)
         chosen = log_probs_of(logits, bins, reading.temperature)
         with torch.set_grad_enabled(reading.with_entropies and torch.is_grad_enabled()):

@@ -132,8 +132,17 @@ class FlowPolicy(VLAPolicy):
         origin[:, 0, self.relative] = proprio[:, self.relative]
         return origin
 
-    def denoiser(self, cache: Any, temperature: float) -> Denoiser:
-        """Returns a denoiser for `cache`, whose noise is multiplied by `temperature`."""
+    def _prefixes(self, obs: Observations) -> tuple[Any, Any]:
+        """Returns the network's `prefix` of `obs` as asked when it plays, and of the instructions as they are, which is
+        None without guidance.
+        """
+        images, token_ids, proprio = self.normalised(*self.inputs(obs))
+        is_guided = self.config.guidance != 1
+        plain = self.network.prefix(images, self.read(obs.texts), proprio) if is_guided else None
+        return self.network.prefix(images, token_ids, proprio), plain
+
+    def denoiser(self, cache: Any, plain: Any, temperature: float) -> Denoiser:
+        """Returns a denoiser for two `_prefixes`, whose noise is multiplied by `temperature`."""
         flow, network = self.flow, self.network
         level = flow.noise * temperature
         level = min(level, 1.0) if flow.kernel == "cps" else level  # at most all of the noise can be replaced
@@ -144,7 +153,7 @@ class FlowPolicy(VLAPolicy):
             return temperature * bounded_std(network.noise(cache, x, t).float(), flow.min_std, flow.max_std)
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
-            return network.velocity(cache, x, t)
+            return self.guided(network.velocity(cache, x, t), lambda: network.velocity(plain, x, t))
 
         return Denoiser(velocity=velocity, noise=noise, kernel=KERNELS[flow.kernel], num_steps=flow.steps)
 
@@ -167,9 +176,9 @@ class FlowPolicy(VLAPolicy):
         def draw() -> Tensor:
             return torch.randn(noise_shape, generator=generator).to(self.device)
 
-        cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
+        cache, plain = self._prefixes(obs)
         is_noisy = steps.to(self.device)[:, :, None, None] & self._has_noise(drawn.expand(num, -1))
-        denoiser = replace(self.denoiser(cache, sampling.temperature or 0.0), num_steps=steps.shape[1])
+        denoiser = replace(self.denoiser(cache, plain, sampling.temperature or 0.0), num_steps=steps.shape[1])
         chain = denoiser.sample(start.to(self.device), is_noisy, draw)
         # the trained steps are consecutive: one of them, or all from the first on
         first = torch.zeros(num, dtype=torch.long) if flow.learn == "all" else steps.int().argmax(dim=1)
@@ -207,9 +216,10 @@ class FlowPolicy(VLAPolicy):
         states, first, drawn = (
             torch.from_numpy(np.stack([answer[name] for answer in answers])) for name in ("states", "first", "drawn")
         )
-        cache = self.network.prefix(*self.normalised(*self.inputs(obs)))
+        cache, plain = self._prefixes(obs)
         is_noisy = self._has_noise(drawn).expand(-1, states.shape[1] - 1, -1, -1)
-        found, std = self.denoiser(cache, reading.temperature).evaluate(states.to(device), first.to(device), is_noisy)
+        denoiser = self.denoiser(cache, plain, reading.temperature)
+        found, std = denoiser.evaluate(states.to(device), first.to(device), is_noisy)
         found, std = (part[..., :length, :size].flatten(1) for part in (found, std))
         with torch.set_grad_enabled(reading.with_entropies and torch.is_grad_enabled()):
             entropies = entropy(std)
