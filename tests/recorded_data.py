@@ -128,6 +128,8 @@ def table_of(number: int, recorded: Recorded, kind: str, won: bool = True) -> pa
     is_last = (np.arange(len(actions)) == len(actions) - 1) & won
     columns: dict[str, Any] = {"action": actions.tolist(), "observation.state": states.tolist()}
     columns["next.success"] = is_last
+    # in LeRobot's own shape, [T, 1]: a person takes over in the second half of the third episode
+    columns["intervention"] = [[number == 2 and step >= len(actions) / 2] for step in range(len(actions))]
     columns |= {"episode_index": [number] * len(actions), "frame_index": list(range(len(actions)))}
     if kind == "image":
         for camera, name in zip((1, 0), NAMES, strict=True):

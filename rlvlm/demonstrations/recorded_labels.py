@@ -32,14 +32,15 @@ COLUMNS = pa.schema(
         ("success", pa.float32()),
         ("value", pa.float32()),
         ("upper_value", pa.float32()),
+        ("corrected", pa.float32()),
         ("status", pa.string()),
         *_STAMP,
     ]
 )
 """Columns of the labels; each row is one answer. For a frame it has `progress` in [0, 1]; for an episode `success` in
 [0, 1], and no frame. `value` is the learned probability of success at a frame, `upper_value` its upper expectile, and
-`value` of an episode the outcome that these were learned from; they are empty without `--value`. `status` is the
-judge's (ok, invalid, failed), `unreadable` if there was nothing to show, or empty if nothing was asked."""
+`value` of an episode the outcome that these were learned from; they are empty without `--value`. `corrected` is 1 where
+a person had taken over, 0 where none had, and empty if the data do not say. `status` is the judge's (ok, invalid, failed), `unreadable` if there was nothing to show, or empty if nothing was asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,8 @@ class RecordedLabels:
     """Its upper expectile, likewise."""
     outcomes: Mapping[int, float] = field(default_factory=dict)
     """Outcome that these were learned from, by episode."""
+    corrected: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """1 where a person had taken over, else 0, by episode and frame; empty if the data do not say."""
 
 
 def write_labels(file: Path, dataset: str, rows: Iterable[Mapping[str, Any]], columns: pa.Schema = COLUMNS) -> int:
@@ -94,9 +97,9 @@ def read_labels(file: Path, dataset: str, *others: str) -> RecordedLabels:
         rows = read_table(file, COLUMNS.names.__contains__).to_pylist()
         frames = [row for row in rows if row["frame"] is not None]
         wholes = [row for row in rows if row["frame"] is None]
-        progress, values, upper = (
+        progress, values, upper, corrected = (
             _by_key(((row["episode"], row["frame"]), row.get(name)) for row in frames)
-            for name in ("progress", "value", "upper_value")
+            for name in ("progress", "value", "upper_value", "corrected")
         )
         success, outcomes = (
             _by_key((row["episode"], row.get(name)) for row in wholes) for name in ("success", "value")
@@ -113,7 +116,7 @@ def read_labels(file: Path, dataset: str, *others: str) -> RecordedLabels:
         )
     return RecordedLabels(
         dataset=meta["dataset"], judge=judge, progress=progress, success=success,
-        values=values, upper_values=upper, outcomes=outcomes,
+        values=values, upper_values=upper, outcomes=outcomes, corrected=corrected,
     )  # fmt: skip
 
 

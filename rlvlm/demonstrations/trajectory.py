@@ -41,6 +41,8 @@ class RobotTrajectory:
     """[T] rewards of the actions; None: the file has none."""
     progress: FloatArray | None = None
     """[T] true progress in [0, 1] at the observations; None: the file has none."""
+    corrected: NDArray[np.bool_] | None = None
+    """[T] whether the action was a person's, who had taken over from a policy; None: the file does not say."""
     indices: NDArray[np.int64] | None = None
     """[T] indices of the rows in the whole data set; None: the file has none."""
     instructions: tuple[str, ...] = ()
@@ -49,14 +51,12 @@ class RobotTrajectory:
     """SHA-256 of the recorded data besides these arrays; empty if the arrays identify the episode."""
 
     @classmethod
-    def recorded(
-        cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, rewards: FloatArray | None = None, **rest: Any
-    ) -> Self:
+    def recorded(cls, actions: FloatArray, proprio: FloatArray, *, is_late: bool, **rest: Any) -> Self:
         """Pairs the actions and observations of a file's rows; if these are late, each with the row before."""
         if is_late:  # the first action has no observation before it, and the last state no action after it
             actions, proprio = actions[1:], proprio[:-1]
-            rewards = None if rewards is None else rewards[1:]
-        return cls(actions=actions, proprio=proprio, is_late=is_late, rewards=rewards, **rest)
+            rest |= {name: rest[name][1:] for name in ("rewards", "corrected") if rest.get(name) is not None}
+        return cls(actions=actions, proprio=proprio, is_late=is_late, **rest)
 
     def known_success(self, rule: SuccessRule | None) -> bool:
         """Returns whether the episode counts as a success.

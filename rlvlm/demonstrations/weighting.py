@@ -117,7 +117,8 @@ def weigh(
         judged = np.repeat(worth, lengths).astype(np.float32)
         found = [np.isfinite(judged)]
     elif weighting == "condition":
-        judged = better_than_expected(_advantages(labels, lengths, curves, worth, num_steps))
+        corrected = [_curve(labels.corrected, number, np.arange(length)) for number, length in enumerate(lengths)]
+        judged = better_than_expected(_advantages(labels, lengths, curves, worth, num_steps), corrected)
         found = [np.ones(len(judged))]
     elif weighting == "filter":
         found = [np.full(length, float(value >= threshold)) for length, value in zip(lengths, worth, strict=True)]
@@ -167,7 +168,7 @@ def _followed(labels: RecordedLabels, records: Sequence[Mapping[str, Any]]) -> R
         records: arrays of each episode of our folder; empty if it was made from other data.
     """
     followed: dict[str, Any] = {
-        name: {} for name in ("progress", "values", "upper_values", "success", "outcomes")
+        name: {} for name in ("progress", "values", "upper_values", "corrected", "success", "outcomes")
     }  # fmt: skip
     for number, arrays in enumerate(records):
         if not arrays:
@@ -176,7 +177,7 @@ def _followed(labels: RecordedLabels, records: Sequence[Mapping[str, Any]]) -> R
         for name in ("success", "outcomes"):
             if of in getattr(labels, name):
                 followed[name][number] = getattr(labels, name)[of]
-        for name in ("progress", "values", "upper_values"):
+        for name in ("progress", "values", "upper_values", "corrected"):
             # a chunk begins between two frames that were asked about
             curve = _curve(getattr(labels, name), of, arrays[SOURCE_FRAMES])
             followed[name] |= {(number, chunk): float(value) for chunk, value in enumerate(curve) if np.isfinite(value)}
@@ -224,9 +225,14 @@ def exponentiated(advantages: Sequence[Curve]) -> list[Curve]:
     return [np.where(np.isfinite(part), np.minimum(np.exp(part / TEMPERATURE), MAX_WEIGHT), 0.0) for part in advantages]
 
 
-def better_than_expected(advantages: Sequence[Curve]) -> FloatArray:
-    """Returns [M]: 1 for the `POSITIVE` share of answers with the largest advantages above 0, 0 for the others; NaN
-    where they are.
+def better_than_expected(advantages: Sequence[Curve], corrected: Sequence[Curve] = ()) -> FloatArray:
+    """Returns [M]: 1 for the `POSITIVE` share of answers with the largest advantages above 0, 0 for the others, NaN
+    where they are; and 1 wherever a person had taken over, since a value expects little of a moment at which one had
+    to.
+
+    Args:
+        advantages: [E] arrays [T].
+        corrected: [E] arrays [T], 1 for a person's answer; NaN, or none at all, if it is unknown.
 
     Source: the threshold of RECAP (Physical Intelligence 2025, arXiv:2511.14759); `policies.advantage_prompt` lists the
     departures.
@@ -236,13 +242,14 @@ def better_than_expected(advantages: Sequence[Curve]) -> FloatArray:
     """
     found = np.concatenate([np.zeros(0), *advantages])
     threshold = np.nanquantile(found, 1 - POSITIVE)
-    positive = (found > 0) & (found >= threshold)
+    by_hand = np.concatenate([np.zeros(0), *corrected]) >= 0.5 if len(corrected) else np.zeros(len(found), bool)
+    positive = (found > 0) & (found >= threshold) | by_hand
     if not positive.any():
         raise UsageError(
             "--sft.weighting condition has nothing to tell apart: to the judge no episode is better than the others",
             "look at the page of `rlvlm score`, or choose another weighting",
         )
-    return np.where(np.isfinite(found), positive, np.nan).astype(np.float32)
+    return np.where(np.isfinite(found) | by_hand, positive, np.nan).astype(np.float32)
 
 
 def n_step_advantages(values: Sequence[Curve], outcomes: Mapping[int, float], num_steps: int) -> list[Curve]:

@@ -84,6 +84,8 @@ class ScoredEpisode:
     """[T] indices of the frames in the whole data set, if the data have them."""
     frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """[n] frames that were asked about."""
+    corrected: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    """[n] whether a person had taken over at these; empty if the data do not say."""
     progress: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
     """[n] in [0, 1]; NaN if the answer could not be read, or was not asked for."""
     statuses: tuple[str, ...] = ()
@@ -245,6 +247,8 @@ def _show(
     episode = replace(episode, goal=goal, reason=reason)
     if not readable:
         return replace(episode, reason=reason or "it has no frame", frames=episode.frames[:0])
+    if film.corrected is not None:
+        episode = replace(episode, corrected=film.corrected[episode.frames])
     images = {(number, frame): image for frame, image in readable.items()}
     items = _items(episode, np.array(sorted(readable)), film.progress, asked)
     if "pairs" in asked.questions:

@@ -63,11 +63,12 @@ class ScoredData:
             about = {"episode": episode.number, "name": episode.name, "goal": episode.goal} | by
             statuses = episode.statuses or ("",) * len(episode.frames)
             values = episode.values.tolist() or [(None, None)] * len(episode.frames)
-            columns = zip(episode.frames.tolist(), episode.progress.tolist(), statuses, values, strict=True)
-            for frame, progress, status, (value, upper) in columns:
+            corrected = episode.corrected.astype(float).tolist() or [None] * len(episode.frames)
+            columns = zip(episode.frames.tolist(), episode.progress.tolist(), statuses, values, corrected, strict=True)
+            for frame, progress, status, (value, upper), by_hand in columns:
                 if status or value is not None:
                     told = {"progress": _or_none(progress), "value": value, "upper_value": upper, "status": status}
-                    yield about | {"frame": frame} | told
+                    yield about | {"frame": frame, "corrected": by_hand} | told
             status = episode.success_status or ("" if len(episode.frames) else "unreadable")
             if status or math.isfinite(episode.outcome):
                 told = {"success": _or_none(episode.success), "value": _or_none(episode.outcome), "status": status}

@@ -8,9 +8,9 @@ Source: RECAP (Physical Intelligence 2025, arXiv:2511.14759). Departures:
 2. An answer is predicted by a network that has not seen how its episode ended; there the value has seen all.
 3. Advantages of N answers as there, but the better 40 % of them must be above 0 too.
 4. Labels to drop are drawn once and not in each step.
-5. VLAs are guided by the difference between both prompts (`policy.guidance`), policies in text are not; corrections by
-   people are not known as such.
-6. Data are collected once: no rounds of collecting, labelling and training.
+5. VLAs are guided by the difference between both prompts (`policy.guidance`), policies in text are not.
+6. A person's corrections are labelled positive, as there, where the data mark them: data sets of LeRobot do.
+7. Data are collected once: no rounds of collecting, labelling and training.
 Of labels without a value this is conditioned on judged return: an answer is labelled by its whole episode's worth minus
 the mean worth of episodes at similar progress (`demonstrations.weighting`), and no figure of it says anything of RECAP.
 """

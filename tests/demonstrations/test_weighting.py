@@ -72,6 +72,10 @@ def test_labels_with_a_value_weigh_each_answer_by_its_own_advantage():
     np.testing.assert_allclose(weights, expected / expected.mean(), rtol=1e-5)
     told = weigh(given, lengths, "condition", 0.5, 2).judged
     np.testing.assert_array_equal(told, [1, 1, 0, 0, 0, 0, 0, np.nan, np.nan, 1])
+    # a person's answers are good ones, whatever the value expects of the moment at which one took over
+    helped = replace(given, corrected={(1, 0): 1.0, (2, 1): 1.0, (0, 0): 0.0})
+    told = weigh(helped, lengths, "condition", 0.5, 2).judged
+    np.testing.assert_array_equal(told, [1, 1, 0, 0, 1, 0, 0, 1, np.nan, 1])
     upper = replace(given, upper_values=frames)
     one = np.exp(np.array([-0.1, 0.4, 0.1, 0.1, 0.1, -0.6, -0.2, -0.2, -np.inf, 0.5]) / TEMPERATURE)
     np.testing.assert_allclose(weigh(upper, lengths, "iql", 0.5).values, one / one.mean(), rtol=1e-5)

@@ -157,6 +157,8 @@ def test_labels_are_right_in_each_form(tmp_path: Path, form: str, capsys: pytest
         assert np.allclose([row["progress"] for row in own[:4]], np.array(curve) * 250 / 255, atol=0.02)
         assert own[4]["success"] == own[3]["progress"] and own[4]["progress"] is None
         assert {row["status"] for row in own} == {"ok"} and "test_score" in own[0]["judge"] and own[0]["goal"]
+        corrected = ([0, 0, 1, 1] if number == 2 else [0] * 4) if " " in form else [None] * 4
+        assert [row["corrected"] for row in own[:4]] == corrected
     assert found["suspicious"]["2"][0].startswith("progress falls by 0.7")
     if form != "videos":  # its episodes are all taken for successes
         assert found["suspicious"].keys() == {"2", "3"} and found["figures"]["scores"]["auc"]["value"] == pytest.approx(

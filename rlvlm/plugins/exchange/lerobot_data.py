@@ -228,6 +228,7 @@ class _LeRobotDataset:
             look=partial(_look, looks),  # deferred, and only for the steps that begin chunks
             success=_success(table),
             rewards=_column(table, "next.reward", np.float32),
+            corrected=_column(table, "intervention", np.bool_),
             indices=_column(table, "index", np.int64),
         )
 
