@@ -40,7 +40,8 @@ COLUMNS = pa.schema(
 """Columns of the labels; each row is one answer. For a frame it has `progress` in [0, 1]; for an episode `success` in
 [0, 1], and no frame. `value` is the learned probability of success at a frame, `upper_value` its upper expectile, and
 `value` of an episode the outcome that these were learned from; they are empty without `--value`. `corrected` is 1 where
-a person had taken over, 0 where none had, and empty if the data do not say. `status` is the judge's (ok, invalid, failed), `unreadable` if there was nothing to show, or empty if nothing was asked."""
+a person had taken over, 0 where none had, and empty if the data do not say. `status` is the judge's (ok, invalid,
+failed), `unreadable` if there was nothing to show, or empty if nothing was asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
