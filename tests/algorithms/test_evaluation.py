@@ -36,18 +36,3 @@ def test_the_source_labels_every_step_and_none_means_nan():
     assert episode.learned_return == 15
     (unasked,) = evaluate(StepsPlayer(policy, env), 1)
     assert np.isnan(unasked.learned_rewards).all() and np.isnan(unasked.learned_return)
-
-
-def test_two_evaluations_see_the_same_starts_and_episodes_differ():
-    env, policy = TinyEnv(StepEnvConfig(start="random")), steady_policy([0.5, 0.1])
-    first, again = evaluate(StepsPlayer(policy, env), 3), evaluate(StepsPlayer(policy, env), 3)
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one.snapshots, other.snapshots)
-    assert not np.array_equal(first[0].snapshots[0], first[1].snapshots[0])
-
-
-def test_no_randomness_is_taken_from_anybody():
-    policy = steady_policy([0.5, 0.1])
-    before = torch.get_rng_state()
-    evaluate(StepsPlayer(policy, TinyEnv()), 1)
-    assert torch.equal(before, torch.get_rng_state())

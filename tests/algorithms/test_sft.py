@@ -57,13 +57,6 @@ def test_a_head_may_learn_from_replies_too(tmp_path):
     assert both.item() == pytest.approx(alone.item() + 0.5 * said.item(), rel=1e-4)
 
 
-def test_an_expert_never_errs_and_a_noisy_one_does():
-    sure, noisy = (demonstrate(slot(), ReplySFTConfig(turns=100, p_wrong=p), 1) for p in (0.0, 0.5))
-    assert all(episode.success[-1] and not (episode.env_rewards < 0).any() for episode in sure)
-    assert any((episode.env_rewards < 0).any() for episode in noisy)
-    assert sum(map(len, sure)) >= 100
-
-
 def test_repeatable_kernels_are_asked_for_in_both_passes(tmp_path, monkeypatch):
     # recomputed activations must come from the kernels that the first ones came from; a CPU has one of each
     monkeypatch.setattr("rlvlm.algorithms.sft.repeatable", lambda _, on: repeatable(torch.device("cuda"), on))
@@ -238,14 +231,6 @@ def test_rows_of_an_epoch_by_hand():
     assert rows_by_weight(np.ones(5), np.random.default_rng(1)).tolist() == [0, 1, 2, 3, 4]
     many = [rows_by_weight(np.array([0.5, 1.5]), np.random.default_rng(seed)) for seed in range(400)]
     assert np.bincount(np.concatenate(many)) / 400 == pytest.approx([0.5, 1.5], abs=0.08)
-
-
-def test_an_answer_that_counts_twice_is_as_two_to_the_loss(tmp_path):
-    policy, place = tiny_policy(tmp_path), slot()
-    examples = examples_of(policy, place.env, demonstrate(place, ReplySFTConfig(turns=4), 0))[:4]
-    with torch.no_grad():
-        plain, twice = (imitation_loss(policy, examples, 0.0, own) for own in (None, torch.full((4,), 2.0)))
-    assert twice.item() == pytest.approx(2 * plain.item())
 
 
 @pytest.mark.slow

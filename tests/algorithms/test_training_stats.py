@@ -47,13 +47,6 @@ def test_a_restored_tally_is_the_same():
     assert other.report() == stats.report() and other.env_steps == 3
 
 
-def test_rewards_of_a_run_that_are_all_the_same_are_reported(caplog):
-    stats = TrainingStats()
-    for _ in range(10):
-        stats.note_rewards(np.full(50, 0.25, np.float32), num_ended=5, leaves_out=False)
-    assert caplog.text.count("has the same reward, 0.25") == 1
-
-
 def rewards(*numbers: float) -> np.ndarray:
     return np.array(numbers, np.float32)
 

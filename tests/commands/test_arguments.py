@@ -69,11 +69,6 @@ def test_help_has_what_most_runs_need_and_help_all_the_rest_but_no_sections_of_o
             assert f"--{option} " in text, option
 
 
-def test_the_task_is_a_word_and_no_option():
-    with pytest.raises(UsageError, match="--task"):
-        parse_run(["drawer_open", "--task", "other"], "rlvlm run")
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [

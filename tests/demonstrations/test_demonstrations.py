@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,15 +110,6 @@ def test_a_split_keeps_seeds_together_and_is_stable():
     assert len(held_out) / len(records) == pytest.approx(0.1, abs=0.05)
     assert {record.id for record in split(records[:100], 0.1)[1]} <= {record.id for record in held_out}
     assert split(records, 0.0)[1] == []
-
-
-def test_chunks_fit_into_the_same_folder_format(tmp_path):
-    arrays = {"actions": np.ones((3, 4, 7), np.float32), "proprio": np.zeros((3, 8), np.float32)}
-    record = replace(episode(kind="chunks", task="push_block", goal="push the red block"), arrays=arrays)
-    create_folder(tmp_path / "d", "push_block", "chunks").add(record)
-    (back,) = open_folder(tmp_path / "d").episodes()
-    assert back.goal == "push the red block" and back.arrays["actions"].shape == (3, 4, 7)
-    assert split([back], 0.5) and select([back], FilterConfig())[0] == [(back, (0,))]
 
 
 def test_damage_costs_one_episode_and_is_counted(tmp_path):

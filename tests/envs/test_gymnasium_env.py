@@ -140,17 +140,6 @@ def test_an_end_with_a_positive_reward_is_no_success_but_the_registered_return_i
     assert task_goal("gym:Reacher-v5") == "", "only the user knows the goal"
 
 
-def test_a_fall_is_no_success():
-    env = make("InvertedPendulum-v4")
-    for seed in range(3):
-        env.reset(seed=seed)
-        is_over = False
-        while not is_over:
-            *_, is_over, _, info = env.step(np.ones(1, np.float32))
-        assert not info["success"]
-    env.close()
-
-
 Parts = dict[str, Any]
 WIDTHS = count(60)
 

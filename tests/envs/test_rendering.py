@@ -32,13 +32,6 @@ def test_a_word_that_names_no_backend_is_an_error(monkeypatch):
     assert caught.value.fix == "unset MUJOCO_GL"
 
 
-@pytest.mark.usefixtures("no_choice")
-def test_the_choice_is_left_to_child_processes():
-    chosen = ensure_renderer()
-    assert chosen in rendering.BACKENDS
-    assert os.environ["MUJOCO_GL"] == chosen
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_choice")
 def test_the_next_backend_is_taken_when_one_fails(monkeypatch, working):

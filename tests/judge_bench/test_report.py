@@ -86,16 +86,6 @@ def test_answers_from_before_a_signal_are_kept(tmp_path, capsys):
     assert row["figures"]["cost"]["answers"] == 64 and "Stopped before the end" in capsys.readouterr().out
 
 
-def test_more_episodes_make_the_worth_of_scores_surer(tmp_path):
-    few, more = (
-        scored(bench(tmp_path / count, "--reference", "oracle", "--pairs", "2", "--episodes", count))
-        for count in ("6", "48")
-    )
-    assert few["worth"] == more["worth"] == pytest.approx(1.0) and few["worth_low"] < more["worth_low"] < 1.0
-    with pytest.raises(UsageError, match="must be >= 4"):
-        bench(tmp_path / "none", "--episodes", "3")
-
-
 def test_a_curve_gives_a_prediction(tmp_path, capsys):
     runs = [f"{TASK},scores,,,,,,{worth},{seed},0.5,{worth}" for worth in (0.96, 0.98, 1.0) for seed in range(2)]
     (tmp_path / "runs.csv").write_text("\n".join([",".join(COLUMNS), *runs]))

@@ -85,13 +85,6 @@ def test_a_written_score_has_its_own_scale(form, texts, values):
     assert [score.text for score in scores] == texts
 
 
-def test_a_video_score_shows_start_clip_and_present_in_this_order():
-    model = ScriptedModel(["<answer>1</answer>"])
-    make_judge(model, score="video").score([CLIP])
-    assert [chat["role"] for chat in model.chats[0]] == ["system", "user"]
-    assert [int(image[0, 0, 0]) for image in images_of(model.chats[0])] == [0, 0, 1, 2, 2]
-
-
 def test_two_stage_keeps_both_texts_and_reads_the_second():
     model = ScriptedModel(["1", "0", "0", "-1"])
     verdicts = make_judge(model, prompt="two_stage").compare([QUERY] * 2)
@@ -100,11 +93,6 @@ def test_two_stage_keeps_both_texts_and_reads_the_second():
     assert [len(images_of(chat)) for chat in model.chats] == [2, 2, 0, 0]
     assert "Report:\n1\n" in model.chats[2][0]["content"][0]["text"]
     assert model.choices == [(), prompts.LABEL_TEXTS]
-
-
-def test_the_stamp_names_both_forms():
-    stamp = make_judge(ScriptedModel(), prompt="two_stage", score="rating").stamp
-    assert stamp.prompt == "two_stage/1 rating/1" and "dtype=paper" in stamp.decoding
 
 
 def test_questions_that_a_model_was_not_trained_on_are_refused():

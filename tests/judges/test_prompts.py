@@ -22,14 +22,6 @@ def test_images_and_words_are_interleaved_in_the_order_of_the_paper():
     assert left.max() == 0 and right.min() == 255
 
 
-@pytest.mark.parametrize("mode", ["two_stage", "single_stage", "direct"])
-def test_only_the_last_turn_of_a_mode_asks_for_the_label(mode):
-    first = " ".join(texts(prompts.compare_messages(mode, Query(goal="open it", left=BLACK, right=WHITE))))
-    assert (prompts.LABEL_REQUEST in first) == (mode != "two_stage")
-    assert (prompts.QUESTIONS in first) == (mode != "direct")
-    assert prompts.LABEL_REQUEST in texts(prompts.label_messages("open it", "They differ."))[0]
-
-
 def test_clips_show_their_frames_in_order_and_long_ones_are_thinned():
     frames = np.arange(20, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)
     messages = prompts.compare_messages("direct", Query(goal="open it", left=frames[:2], right=frames))

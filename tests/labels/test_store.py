@@ -210,19 +210,6 @@ def test_a_forged_line_with_a_right_checksum_is_not_believed(tmp_path):
         assert opened.find(item.key) is None and list(opened.answers()) == [] and opened.truths() == {}
 
 
-def test_a_writer_whose_disk_is_full_leaves_the_segment_as_it_was(tmp_path, monkeypatch):
-    filled = fill(tmp_path / "s", [1])
-    before = segment_of(tmp_path / "s").read_bytes()
-
-    def refuse(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="No space"):
-        filled.add_answers([(make_question(2), make_verdict(2, make_question(2)))])
-    assert segment_of(tmp_path / "s").read_bytes() == before
-
-
 def test_a_folder_that_is_no_store_or_has_another_schema_is_refused_by_name(tmp_path):
     unsaid = ('{"what": "rlvlm label store"}', "[]", "{", "[" * 9_000, '{"what": "something", "schema": 1}')
     unsaid = (*unsaid, '{"what": "rlvlm label store", "schema": true}')

@@ -1,18 +1,13 @@
 """A policy's weights in buckets: what lies where by hand, the same values on the other side, and what is refused."""
 
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rlvlm.policies.buckets import Bucket, digest_of, fill_from_buckets, write_buckets
-from tests.peak_memory import peak_of
-
-MIB = 1 << 20
+from rlvlm.policies.buckets import digest_of, fill_from_buckets, write_buckets
 
 
 def small_state() -> dict[str, torch.Tensor]:
@@ -70,26 +65,3 @@ def test_a_digest_is_of_names_types_and_bytes():
     assert digest == digest_of(write_buckets(state, lambda _: None, size=16))
     changed = (state | {"e": torch.tensor([6.0])}, {("x" if name == "e" else name): v for name, v in state.items()})
     assert all(digest != digest_of(write_buckets(other, kept, size=16)) for other in changed)
-
-
-def test_neither_side_holds_more_than_two_buckets(tmp_path):
-    """Through files, as the bytes in between are nobody's memory: 128 MiB of weights, buckets of 8."""
-    state = {f"layer {number}": torch.randn(1024, 1024) for number in range(32)}
-    own = {name: torch.ones_like(value) for name, value in state.items()}
-    buckets: list[Bucket] = []
-
-    def put(content: Any) -> Path:
-        file = tmp_path / f"{time.monotonic_ns()}"
-        content.tofile(file)
-        return file
-
-    def fetch(bucket: Bucket) -> Any:
-        return np.memmap(bucket.where, np.uint8, "r")
-
-    small = {name: torch.ones(8) for name in ("a", "b")}
-    fill_from_buckets(small, write_buckets(small, put, size=64), fetch)  # what is made once is not counted
-    written = peak_of(lambda: buckets.extend(write_buckets(state, put, size=8 * MIB)))
-    read = peak_of(lambda: fill_from_buckets(own, buckets, fetch))
-    assert all(torch.equal(value, state[name]) for name, value in own.items())
-    assert len(buckets) == 16 and 4 * MIB < written <= 16 * MIB and read <= 16 * MIB, (written / MIB, read / MIB)
-    assert peak_of(lambda: {name: value.clone() for name, value in state.items()}) > 100 * MIB, "it is seen"

@@ -65,14 +65,6 @@ def test_rewards_are_bounded_and_start_small_for_images():
     assert far.shape == (50,) and far.abs().max() <= BOUND
 
 
-def test_the_generator_passed_in_decides_the_first_weights():
-    def weights(seed: int) -> torch.Tensor:
-        return torch.cat([weight.flatten() for weight in ImageNetwork(16, rng(seed)).parameters()])
-
-    assert torch.equal(weights(0), weights(0)) and not torch.equal(weights(0), weights(1))
-    assert torch.isfinite(weights(0)).all() and weights(0).abs().max() <= BOUND / np.sqrt(75)
-
-
 def test_a_calibrated_network_does_not_care_for_offset_and_scale_unless_nothing_moved():
     rows = torch.randn(200, 3, generator=rng())
     plain, moved = StateNetwork(3, rng()), StateNetwork(3, rng())

@@ -113,11 +113,6 @@ def test_a_single_evaluation_is_drawn_as_a_point(make_sweep: Make) -> None:
         assert {line.get_marker() for axes in draw_curves(shown).axes for line in axes.get_lines()} == {marker}
 
 
-def test_sources_with_the_same_curve_are_both_seen(make_sweep: Make) -> None:
-    for axes in draw_curves(sweep_results(make_sweep({"good": GOOD, "bad": GOOD}))).axes:
-        assert axes.get_xlabel() == "env steps, thousands\ngood & dear and bad coincide"
-
-
 @pytest.mark.slow
 def test_page_images_and_tables_are_written(make_sweep: Make, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_sweep()

@@ -18,7 +18,6 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
 from rlvlm.pages.answers import Answers, by_bin, confusion, outcomes, read_sources, read_store, summarise
-from rlvlm.pages.judge_charts import shares_of
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_report import compare_answers, report_judges
@@ -232,12 +231,6 @@ def test_calibration_worked_by_hand():
     sure = rng.uniform(0.5, 1, 20_000)
     assert calibration_error(sure, rng.random(20_000) < sure, lowest=0.5) < 0.015  # as right as it is sure
     assert ece(make(SIX[4:])) is None
-
-
-def test_intervals_are_those_of_the_textbook():
-    share, low, high = shares_of(np.array([8, 0, 0]), np.array([10, 5, 0]))
-    assert (share[0], low[0], high[0]) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
-    assert low[1] == pytest.approx(0.0, abs=1e-12) and 0 < high[1] < 0.6 and np.isnan(share[2])
 
 
 def test_a_row_of_figures():

@@ -60,13 +60,11 @@ def configured(kind: str, settings: dict[str, Any]) -> RunConfig:
 STEPS, TURNS, CHUNKS = KINDS
 TABLE: list[tuple[str, dict[str, Any], str]] = [
     *((STEPS, {"reward.source": name}, "") for name in ("environment", "success", "novelty", "judged")),
-    *((STEPS, {"reward.source": name, "reward.teacher": "oracle"}, "") for name in ("preference", "score")),
     *((STEPS, {"reward.source": name}, "") for name in ("preference", "score")),
     (STEPS, {"reward.teacher": "oracle", "feedback.sampling": f"{EXAMPLES}/own_queries.py:nearest"}, ""),
     (STEPS, {"env.draw_path": True}, ""),
     (STEPS, {"reward.source": "score", "env.draw_path": True}, ""),
     (STEPS, {"reward.source": "judged", "env.draw_path": True}, "scores each image once"),
-    (CHUNKS, judged(env__draw_path=True) | BY_EPISODE, ""),
     (CHUNKS, judged(env__draw_path=True) | BY_TURN, ""),
     (STEPS, {"reward.teacher": "mixed", "feedback.mixed.person": "simulated"}, ""),
     (STEPS, {"feedback.sampling": "entrpy"}, "did you mean entropy"),
@@ -80,12 +78,10 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     *(
         (kind, judged(reward__teacher=teacher) | per, "")
         for kind in (TURNS, CHUNKS)
-        for teacher, per in (
-            *(("judge", BY_TURN), ("judge", BY_EPISODE), ("random", BY_TURN), ("random", BY_EPISODE)),
-            *(("biased", BY_EPISODE), ("progress", BY_EPISODE)),
-        )
+        for teacher, per in (*(("judge", BY_TURN), ("judge", BY_EPISODE), ("random", BY_TURN), ("biased", BY_EPISODE)),)
     ),
-    *((kind, growing(teacher), "") for kind in (TURNS, CHUNKS) for teacher in ("judge", "progress")),
+    (TURNS, growing("judge"), ""),
+    (CHUNKS, growing("progress"), ""),
     *(
         (kind, growing("progress") | {"algo.advantage.estimator": name}, f"estimator {name} adds these up")
         for kind in (TURNS, CHUNKS)
@@ -93,7 +89,8 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ),
     (CHUNKS, judged(reward__clip="growing") | BY_TURN, "reward.per turn is asked with judge.score progress"),
     (CHUNKS, judged(reward__clip="growing") | BY_EPISODE, "goes with reward.per turn"),
-    *((kind, mixed("environment", "judged") | per, "") for kind in (TURNS, CHUNKS) for per in (BY_TURN, BY_EPISODE)),
+    (TURNS, mixed("environment", "judged") | BY_EPISODE, ""),
+    (CHUNKS, mixed("environment", "judged") | BY_TURN, ""),
     (TURNS, mixed("environment", "novelty"), ""),
     (TURNS, {"policy.history": 3, "sft.turns": 12, "sft.updates": 2}, ""),
     (CHUNKS, mixed("environment", "novelty"), "reward.mixture.novelty"),

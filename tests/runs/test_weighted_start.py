@@ -45,9 +45,9 @@ def labelled(request, tmp_path_factory):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("weighting", ["preference", "condition"])  # all of them: test_sft_job.py
-def test_a_run_learns_from_labelled_episodes(local_ray, labelled, tmp_path, weighting):
+def test_a_run_learns_from_labelled_episodes(local_ray, labelled, tmp_path):
     task, folder = labelled
+    weighting = {"push_block": "preference", "number_line": "condition"}[task]  # each with each: test_sft_job.py
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     data, labels, out = tmp_path / "data", tmp_path / "labels.parquet", tmp_path / "run"
     own = ["--sft.demonstrations", str(data), "--sft.labels", str(labels), "--sft.weighting", weighting]

@@ -16,7 +16,6 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     RewardLabeller,
     drop_unlabelled,
     flip_if_configured,
-    scoring_item,
 )
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core import metrics
@@ -224,14 +223,6 @@ def test_a_mixture_is_weighed_and_each_part_logged_raw() -> None:
     extra = np.array(found) - [0.5 * 0 + 2 * 0.5, 0.5 * 1 + 2 * 1.0, 0.5 * 1 + 2 * 1.0]
     assert extra.min() == pytest.approx(0, abs=1e-6) and extra.max() == pytest.approx(0.1)
     assert labeller.report()[metrics.REWARD_TOTAL] == pytest.approx(np.mean(found))
-
-
-def test_an_episode_is_scored_once_at_its_end() -> None:
-    scorer = Distance()
-    labeller = RewardLabeller(TurnRewardConfig(source="judged", per="episode", num_frames=2), scorer)
-    assert labelled(labeller, play([(2, 5), (4, 5)], 3)) == [[0, 0, 1.0], [1.0]]
-    assert [item.snapshots[:, 0].tolist() for item in scorer.seen[:2]] == [[4, 5], [2, 5]]
-    assert scorer.seen[0].action == ""
 
 
 def test_the_monitor_hears_of_episodes_that_end_and_of_controls() -> None:
@@ -509,13 +500,6 @@ def test_known_turns_chunks_and_episodes_are_the_benchs(monkeypatch: pytest.Monk
     assert len(red) < len(others) and not any(item.success for item in red), "there nobody but chance has played"
     monkeypatch.setattr("rlvlm.judge_bench.task_items.make_env", unscripted(""))
     assert known("push_block", 16, False) == []
-
-
-def test_the_judge_is_asked_in_the_runs_own_words_and_images() -> None:
-    item = known_items(scored_suite("push_block", 2), task_env("push_block"), 48, 0, False, goal="do it").items[0]
-    asked = scoring_item(item, 3)
-    assert asked.goal == "do it" and asked.is_success and len(asked.snapshots) == 3
-    assert (asked.snapshots[[0, -1]] == item.sides[0][[0, -1]]).all()
 
 
 @pytest.mark.slow

@@ -212,14 +212,6 @@ def player(net: VLAPolicy, greedy: bool = True, **settings: Any) -> TokenPlayer:
     return chunk_player(ChunkSampler(policy=net, env=few, algo=chunk_defaults(**settings)), greedy)
 
 
-def test_a_player_plays_the_same_states_again() -> None:
-    own = player(policy())
-    first, again = own.play([1_000_000, 1_000_001]), own.play([1_000_000, 1_000_001])
-    assert [episode.env_return for episode in first] == [episode.env_return for episode in again]
-    assert np.array_equal(first[0].snapshots, again[0].snapshots)
-    assert len(first[0].snapshots) == len(first[0].env_rewards) == len(first[0].captions)
-
-
 def test_a_player_samples_as_rollouts_do() -> None:
     still = ActionScale(low=(-1.0, -1.0, -0.1, 0, 0, 0, 0), high=(1.0, 1.0, 0.1, 0, 0, 0, 1.0), scaled=SCALE.scaled)
     net = policy()

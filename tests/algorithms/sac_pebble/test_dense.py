@@ -86,23 +86,6 @@ def test_rows_without_a_part_in_the_loss_are_left_out():
     assert all(gradient.abs().sum() > 0 for gradient in got)
 
 
-def test_layers_without_gradients_serve_forward_only():
-    layer = Layer.linear(nn.Linear(3, 2))
-    stack = DenseStack([layer], rows=4)
-    assert stack.forward(torch.ones(4, 3)).shape == (1, 4, 2)
-    with pytest.raises(AssertionError, match="not trained"):
-        stack.backward(torch.ones(1, 4, 2))
-
-
-def test_the_first_step_of_adam_by_hand():
-    # Bias-corrected moments of the first step are g and g^2, so it goes lr * g / |g| against the gradient.
-    parameter = nn.Parameter(torch.tensor([1.0, 1.0, 1.0]))
-    block = ParameterBlock([parameter], lr=0.1)
-    parameter.grad.copy_(torch.tensor([5.0, -0.2, 0.0]))
-    block.step()
-    assert parameter.tolist() == pytest.approx([0.9, 1.1, 1.0])
-
-
 def networks(seed):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))

@@ -96,18 +96,6 @@ def test_the_rows_that_waited_longest_come_first_when_the_source_changes_again()
     assert other.num_waiting == 700, "the tail is shorter than a piece"
 
 
-def test_as_many_pieces_are_labelled_in_a_turn_as_it_takes_to_be_done_in_time():
-    replay = Replay(5000)
-    replay.add(rows(1, 4200), np.zeros(4200, np.float32))
-    relabelling = Relabelling(replay)
-    relabelling.start()
-    waiting = []
-    for turns_left in (3, 2, 1):
-        relabelling.advance(Scaled(2.0), turns_left)
-        waiting.append(relabelling.num_waiting)
-    assert waiting == [2800, 1400, 0]
-
-
 def test_a_reward_that_is_not_finite_stops_the_run():
     with pytest.raises(NumericsError, match="Scaled gave 3 rewards"):
         label_on_arrival(rows(1, 3), Scaled(np.inf))

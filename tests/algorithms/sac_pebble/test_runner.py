@@ -45,21 +45,6 @@ def test_every_transition_is_the_envs_even_at_the_end_of_an_episode():
     assert not flat.terminated.any() and not sample.episodes[0].terminated
 
 
-def test_an_episode_is_the_rows_of_its_env():
-    sample = make_runner().sample(num_steps=6)
-    first, second = sample.episodes
-    np.testing.assert_array_equal(first.obs, sample.transitions.obs[0::2])
-    np.testing.assert_array_equal(second.next_obs, sample.transitions.next_obs[1::2])
-    np.testing.assert_array_equal(second.snapshots, sample.transitions.snapshots[1::2])
-    assert not np.array_equal(first.actions, second.actions)
-
-
-def test_the_seed_decides_the_actions():
-    same, again, other = (make_runner(seed).sample(num_steps=4).transitions.actions for seed in (1, 1, 2))
-    np.testing.assert_array_equal(same, again)
-    assert not np.array_equal(same, other)
-
-
 def test_random_actions_fill_the_box_and_the_policys_follow_the_policy():
     runner = make_runner()
     actions = runner.sample(num_steps=1000, random_actions=True).transitions.actions

@@ -62,19 +62,6 @@ def test_losses_and_gradients_by_hand_are_those_of_autograd(hidden):
 
 
 @MEMBERS
-def test_the_critics_gradients_leave_policy_and_temperature_alone_and_the_other_way_round(member):
-    update, _, blocks = build(member)
-    batch, noise = draw_batch()
-    update.critic_gradients(batch, noise)
-    assert blocks["critic"].gradients.any()
-    assert not blocks["actor"].gradients.any() and not blocks["alpha"].gradients.any()
-    before = blocks["critic"].gradients.clone()
-    update.policy_gradients(batch, noise)
-    assert blocks["actor"].gradients.any() and blocks["alpha"].gradients.any()
-    assert torch.equal(blocks["critic"].gradients, before)
-
-
-@MEMBERS
 def test_the_temperatures_gradient_on_paper(member):
     # d/dlog_alpha of -exp(log_alpha) * mean(log p + target), with the target entropy -3 of three actions.
     update, _, blocks = build(member, initial_alpha=0.5)

@@ -34,13 +34,6 @@ def test_a_pipe_gets_one_plain_line_when_it_is_due():
     assert "\x1b" not in stream.getvalue()
 
 
-def test_unknown_values_are_a_dash():
-    stream = io.StringIO()
-    with RunConsole(stream, "t", 100) as console:
-        console.update({metrics.ENV_STEPS: 1}, is_due=True)
-    assert "success -  return -  steps/s -  left -" in stream.getvalue(), "an algorithm without rows of its own"
-
-
 def test_an_algorithm_shows_its_own_numbers():
     stream = io.StringIO()
     rows = [PanelRow(label="tokens a reply", metric="tokens", format=".0f", word="tokens")]

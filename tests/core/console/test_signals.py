@@ -25,14 +25,6 @@ def test_the_first_signal_only_asks(number):
     signal.signal(number, handed_down)
 
 
-def test_the_handlers_can_be_taken_back_from_a_library():
-    with StopRequest() as stop:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stop.take_over()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop
-
-
 def test_a_run_under_nohup_outlives_the_terminal():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with StopRequest() as stop:
