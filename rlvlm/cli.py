@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "judge-report": "RUN|STORE...     a judge's accuracy, calibration, consistency and latency",
     "judge-bench": "[SUITE]          measure a judge on known answers, before anything is trained",
     "score": "DATA             a judge's labels of recorded episodes, and which of them to drop",
-    "labels": "show | export | import | ask   label stores; ask has people answer in a browser",
+    "labels": "show | export | import   label stores",
     "check-task": "TASK             check a task against the env contract; makes a contact sheet",
     "fetch": "MODEL            download a judge's weights, for machines without a network",
     "slurm": "TASK [options] [-- run options]   the same run as a SLURM job",

@@ -62,7 +62,7 @@ KNOWN = {
     "demonstrations/tables.py: _table: pq.read_table": "a stream",
     "labels/images.py: load: Image.open": "bytes",
     "labels/index.py: write: open": "writes",
-    "labels/people.py: attend: open": "writes",
+    "plugins/people/queue.py: attend: open": "writes",
     "plugins/judge_table/entries.py: read_entry: read_json": "an entry that the user named",
     "plugins/lerobot/checkpoint.py: _read_scales: read_bytes": MODEL,
     "plugins/lerobot/checkpoint.py: _read_scales: read_json": MODEL,

@@ -25,9 +25,9 @@ KIT = (
     "cli core.console.boxes core.guests commands.data commands.doctor commands.judge_bench commands.judge_report "
     "commands.labels commands.report commands.score demonstrations.recordings "
     "judge_bench.preflight judges.client judges.build "
-    "judges.own labels.export labels.people reports.compare reports.contact_sheet reports.judge_bench "
+    "judges.own labels.export reports.compare reports.contact_sheet reports.judge_bench "
     "reports.judge_report reports.score reports.watch "
-    "rewards.monitor serving.label_page vlms.engines.remote"
+    "rewards.monitor vlms.engines.remote"
 ).split()
 """What the kit imports to do its work, early or late; what these import when they are imported belongs to it too."""
 

@@ -57,6 +57,10 @@ class JudgeBackend:
     """Whether it answers over an API: it needs no local memory, and each question may cost money."""
     is_human: bool = False
     """Whether people answer, which takes minutes or days and needs no model."""
+    session: str = ""
+    """Of people: `module:FUNCTION`, a context manager called with the `JudgeConfig`, the `LabelStore`, a function that
+    is polled and ends the waiting, and one that shows a line; and `each_order`, whether a pair in the other order is
+    another question. It yields the judge while people can reach it."""
     batches_itself: bool = False
     """Whether its engine takes questions as they come; others answer one batch at a time."""
     reads_states: bool = False
@@ -131,6 +135,8 @@ class Guest:
     objects: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Short names for settings that take a user's own object: by setting, e.g. `reward.teacher`, the `module:NAME` that
     each stands for. A name that ships means what it did."""
+    store_lines: str = ""
+    """`module:FUNCTION` that returns more lines for `labels show`, called with the `labels.store.LabelStore`."""
     bench_files: str = ""
     """`module:FUNCTION` that writes more files beside a bench's row, called with what was `judge_bench.bench.Measured`,
     the judge's name for a table of judges, and the bench's folder."""

@@ -7,22 +7,23 @@ from urllib.parse import urlsplit
 
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UsageError
 from rlvlm.core.foreign import read_json
-from rlvlm.core.guests import load
+from rlvlm.core.guests import guest_of, load
 from rlvlm.core.install import check_train
 from rlvlm.judges.asking import AsyncAsker, BatchAsker
 from rlvlm.judges.cache import StoredJudge, pick_stamp
 from rlvlm.judges.chat import ChatJudge
 from rlvlm.judges.config import POCKET_FIX, SHOW_NO_GOAL, Abilities, JudgeConfig, backends
-from rlvlm.judges.human import HumanJudge
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, PatientJudge
 from rlvlm.judges.prompts import MAX_IMAGES
 from rlvlm.judges.votes import BothOrders
-from rlvlm.labels.store import LabelStore, open_store
+from rlvlm.labels.store import open_store
 from rlvlm.pocket.models import shipped_folder, weights_folder
 from rlvlm.vlms.engines.http_client import Proxy
 
 CONNECT_S = 10.0
 """Longest wait for a server to accept a connection, in seconds."""
+PERSON = "human"
+"""Backend of people."""
 ABILITIES_FILE = "abilities.json"
 """File in a small model's folder that says what it was trained on: the fields of `Abilities`."""
 POCKET_ABILITIES = Abilities(score=frozenset({"progress"}), goal_pictures=False)
@@ -44,6 +45,17 @@ def build_judge(config: JudgeConfig) -> Judge:
     except ModelUnavailable as error:  # the loaders know models; callers that wait for a judge catch its error
         raise JudgeUnavailable(str(error), error.fix) from error
     return BothOrders(judge) if config.both_orders else judge
+
+
+def open_person(config: JudgeConfig, folder: Path) -> PatientJudge:
+    """Returns the people who answer through the label store in `folder`, whatever judge `config` names.
+
+    Raises:
+        UsageError: the guest that asks people is not installed.
+    """
+    if PERSON not in backends():
+        raise UsageError(f"no judge asks people{guest_of('judges', PERSON)}", "choose another teacher")
+    return load(backends()[PERSON].build)(replace(config, store=str(folder)))
 
 
 def abilities_of(backend: str, model: str) -> Abilities:
@@ -149,15 +161,8 @@ def remote_judge(config: JudgeConfig) -> ChatJudge:
 
 
 def store_judge(config: JudgeConfig) -> Judge:
-    """Returns a judge that answers from a label store: from the stored answers, or from those that people give."""
-    if config.is_human and not config.store:
-        raise JudgeUnavailable(
-            "judge.backend human keeps questions and answers in a label store, and none is named",
-            "--judge.store DIR, and answer with: rlvlm labels ask DIR",
-        )
+    """Returns a judge that answers from a label store."""
     try:
-        if config.is_human:
-            return HumanJudge(config, LabelStore(Path(config.store).expanduser()))
         store = open_store(Path(config.cached.store).expanduser())
         return StoredJudge(store, pick_stamp(store, config.cached.judge, config.cached.prompt))
     except UsageError as error:

@@ -26,7 +26,6 @@ BACKENDS: Mapping[str, JudgeBackend] = {
     "openai": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True, batches_itself=True),
     "gemini": JudgeBackend(build="rlvlm.judges.build:remote_judge", is_remote=True, batches_itself=True),
     "cached": JudgeBackend(build="rlvlm.judges.build:store_judge"),
-    "human": JudgeBackend(build="rlvlm.judges.build:store_judge", is_human=True),
 }
 """Backends of the core; `backends` has the guests' too."""
 _OWN = JudgeBackend(build="rlvlm.judges.own:build")
@@ -111,17 +110,6 @@ class CachedConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HumanConfig:
-    """Questions to people: backend human."""
-
-    agreement: PositiveInt = 1
-    """Number of people who answer each question, >= 1; the answer of more than half of them counts."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "judge.human")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 @with_sections("judge")
 class JudgeConfig(VLMConfig):
     """Model that judges, and its prompts."""
@@ -131,9 +119,9 @@ class JudgeConfig(VLMConfig):
 
     backend: CodeRef = "pocket"
     """pocket: the small Qwen3-VL that ships with rlvlm; transformers: any chat VLM; vllm: the same, faster, in its
-    own environment; openai, gemini: over HTTP; cached: answers from disk; human: people, on the page of `rlvlm labels
-    ask`; a name that a guest adds, which `rlvlm doctor` lists; my_file:FUNCTION: your own judge. If only judge.model is
-    given, as a hub name or the folder of a large model, it is transformers."""
+    own environment; openai, gemini: over HTTP; cached: answers from disk; a name that a guest adds, such as human,
+    which `rlvlm doctor` lists; my_file:FUNCTION: your own judge. If only judge.model is given, as a hub name or the
+    folder of a large model, it is transformers."""
     model: ModelName = ""
     """Hub name or local folder of the weights, or the API's name of the model. For the pocket backend: empty for the
     judge of pairs, `scorer` for the one that scores turns and clips of envs that act, `video` for the one trained on
@@ -175,7 +163,6 @@ class JudgeConfig(VLMConfig):
     engine: EngineConfig = field(default_factory=EngineConfig)
     similarity: SimilarityConfig = field(default_factory=SimilarityConfig)
     cached: CachedConfig = field(default_factory=CachedConfig)
-    human: HumanConfig = field(default_factory=HumanConfig)
 
     def __post_init__(self) -> None:
         VLMConfig.__post_init__(self)  # not super(): a class with slots is made twice, and super() knows the first

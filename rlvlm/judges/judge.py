@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Verdict
+from rlvlm.labels.records import Question
 from rlvlm.vlms.chats import Chat
 
 
@@ -74,6 +75,26 @@ class TellingJudge(Protocol):
         Raises:
             JudgeUnavailable: as they do; answers that were told stand.
         """
+        ...
+
+
+class PatientJudge(Judge, Protocol):
+    """People as a judge: questions may wait for hours, and answers are found later."""
+
+    def ask(self, items: Sequence[Query | Clip]) -> None:
+        """Posts questions and returns at once.
+
+        Raises:
+            OSError: the disk cannot be written.
+        """
+        ...
+
+    def find(self, questions: Sequence[Question]) -> list[Verdict | None]:
+        """Returns the verdicts on earlier comparisons, in order; None for those that are not answered yet."""
+        ...
+
+    def said(self, clips: Sequence[Clip]) -> list[Score | None]:
+        """Returns the scores of earlier clips, in order, also if they may change; None without an answer."""
         ...
 
 

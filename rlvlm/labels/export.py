@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 
 from rlvlm.core.disk import replacing
 from rlvlm.core.judging import Label, Status, Verdict
-from rlvlm.labels.people import PREFIX
-from rlvlm.labels.records import StoredAnswer, Truth, answer_key, truth_about
+from rlvlm.labels.records import PERSON_PREFIX, StoredAnswer, Truth, answer_key, truth_about
 from rlvlm.labels.store import LabelStore
 
 ROWS_AT_ONCE = 10_000
@@ -110,9 +109,9 @@ def export_parquet(store: LabelStore, file: Path, *, with_names: bool = False) -
 
     def nameless(item: StoredAnswer) -> StoredAnswer:
         stamp = item.answer.stamp
-        if with_names or not stamp.judge.startswith(PREFIX):
+        if with_names or not stamp.judge.startswith(PERSON_PREFIX):
             return item
-        pseudonym = people.setdefault(stamp.judge, f"{PREFIX}person-{len(people) + 1}")
+        pseudonym = people.setdefault(stamp.judge, f"{PERSON_PREFIX}person-{len(people) + 1}")
         stamp = replace(stamp, judge=pseudonym)
         # the key is a hash of the name too, which could be found by trying names
         key = answer_key(item.question.id, stamp)

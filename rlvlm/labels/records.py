@@ -17,6 +17,8 @@ from rlvlm.labels.images import image_digest, is_digest
 from rlvlm.labels.segments import CorruptLine
 
 T = TypeVar("T")
+PERSON_PREFIX = "human:"
+"""Prefix of the judge's name in the stamp of a person's answer."""
 Answer = Verdict | Score
 Images = Sequence[tuple[str, Any]]
 """Digests and pixels."""

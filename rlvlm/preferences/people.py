@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlvlm.core.judging import Query, Verdict
 from rlvlm.core.steps import Frames, Pair, Trajectory
 from rlvlm.envs.images import FrameStore
-from rlvlm.judges.human import HumanJudge
+from rlvlm.judges.judge import PatientJudge
 from rlvlm.labels.records import describe
 from rlvlm.preferences.config import FeedbackConfig, MixedConfig
 from rlvlm.preferences.teachers import Deferred, SimulatedTeacher, Teacher, build_teacher, draw_sides
@@ -34,7 +34,7 @@ class PersonTeacher(Teacher):
 
     asks_person = True
 
-    def __init__(self, person: HumanJudge, frames: FrameStore, goal: str, goal_picture: Frames | None = None) -> None:
+    def __init__(self, person: PatientJudge, frames: FrameStore, goal: str, goal_picture: Frames | None = None) -> None:
         self._person = person
         self._frames = frames
         self._goal = goal

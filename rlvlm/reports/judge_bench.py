@@ -25,15 +25,13 @@ from rlvlm.judge_bench.price import price_of
 from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.judge_bench.suites import Suite, find_suite, for_person, is_recording
 from rlvlm.judge_bench.table import answer_rows
-from rlvlm.judges.build import build_judge, check_goal_image, check_reachable
+from rlvlm.judges.build import PERSON, build_judge, check_goal_image, check_reachable, open_person
 from rlvlm.judges.cache import CachedJudge, without_memory
-from rlvlm.judges.config import JudgeConfig
+from rlvlm.judges.config import JudgeConfig, backends
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
-from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.export import SCHEMA, write_parquet
 from rlvlm.labels.images import MAX_PIXELS, image_digest
-from rlvlm.labels.people import PeopleQueue
 from rlvlm.labels.store import LabelStore
 from rlvlm.pages.answers import ANSWERS_FILE
 from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
@@ -41,11 +39,9 @@ from rlvlm.pages.page import page, print_sections
 from rlvlm.reports.options import BenchOptions, FreezeOptions, pin_judge
 from rlvlm.reports.prices import print_prices
 from rlvlm.runs.folder import find_folder
-from rlvlm.serving.config import PageConfig
-from rlvlm.serving.label_page import person_judge
 
-_DONE = 4
-"""Rating by a person, of 1 to 5, from which on an episode counts as done."""
+_DONE = 0.75
+"""Score by a person, a rating of 4 of 5, from which on an episode counts as done."""
 
 
 def bench_judge(options: BenchOptions) -> int:
@@ -168,24 +164,21 @@ def _ask_people(found: Measured, out: Path, log: Callable[[str], None]) -> None:
     """Lets people say which of the ends that a judge likes best are done, where a rehearsal met no success: posts the
     questions in a label store of `out`, and grades by the answers once all are there.
     """
-    for task, rehearsals in found.rehearsals.items():
+    for task, rehearsals in found.rehearsals.items() if PERSON in backends() else ():
         for index, each in enumerate(rehearsals):
             if each.verdict != "no success was met" or not each.failures:
                 continue
-            store = LabelStore(out / "people" / f"{task.replace('/', '-').replace(':', '-')}-{each.kind}")
-            queue = PeopleQueue(store)
-            queue.refresh()
-            if not queue.asked:
-                clips = [Clip(goal=episode.goal, frames=frames) for episode, frames in each.failures]
-                HumanJudge(JudgeConfig(backend="human"), store).ask(clips)
-                queue.refresh()
-            said = [asked.agreed(is_final=True) for asked in queue.asked.values()]
+            store = out / "people" / f"{task.replace('/', '-').replace(':', '-')}-{each.kind}"
+            people = open_person(JudgeConfig(), store)
+            clips = [Clip(goal=episode.goal, frames=frames) for episode, frames in each.failures]
+            people.ask(clips)
+            said = people.said(clips)
             if None in said:
                 log(
                     f"{task}: no success is known, so people say which of the {len(said)} ends that the judge likes "
-                    f"best are done ({said.count(None)} wait): rlvlm labels ask {store.folder}; then this command again"
+                    f"best are done ({said.count(None)} wait): rlvlm labels ask {store}; then this command again"
                 )
-            elif done := [rating >= _DONE for rating in said if isinstance(rating, int | float)]:
+            elif done := [score.value >= _DONE for score in said if score and score.value is not None]:
                 rehearsals[index] = each.as_said(done)
 
 
@@ -265,7 +258,7 @@ def _open_judge(stack: ExitStack, options: BenchOptions, image: Frames | None, s
     config = options.judge
     store = LabelStore(Path(config.store).expanduser() if config.store else options.out / "answers")
     if config.is_human:  # each order separately, so that the bench measures how consistent a person is
-        person = person_judge(config, store, PageConfig(), lambda: bool(stop), _say, each_order=True)
+        person = load(config.declared.session)(config, store, lambda: bool(stop), _say, each_order=True)
         return with_goal_image(stack.enter_context(person), image)
     judge = build_judge(config)
     return with_goal_image(CachedJudge(judge, store) if config.store or not config.is_own else judge, image)

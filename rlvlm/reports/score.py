@@ -4,8 +4,8 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from functools import cache
 from io import BytesIO
@@ -25,6 +25,7 @@ from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, write_json, write_whole
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.core.foreign import read_json
+from rlvlm.core.guests import load
 from rlvlm.core.install import check_train
 from rlvlm.core.judging import Stamp
 from rlvlm.demonstrations.recorded_labels import read_labels, write_frame_signals, write_labels, write_lerobot_progress
@@ -47,8 +48,7 @@ from rlvlm.reports.contact_sheet import folder_env
 from rlvlm.reports.options import ScoreOptions, pin_judge
 from rlvlm.reports.prices import print_prices
 from rlvlm.runs.preflight import cluster_address
-from rlvlm.serving.config import PageConfig, PlacementConfig
-from rlvlm.serving.label_page import person_judge
+from rlvlm.serving.config import PlacementConfig
 from rlvlm.templates import inline
 
 LABELS_FILE, PAIRS_FILE, LEROBOT_FILE = "labels.parquet", "pairs.parquet", "rlvlm_progress.parquet"
@@ -59,11 +59,12 @@ _ASSUMED = ", as if all episodes were successes, which the data do not say"
 _LINE_EVERY_S = 30.0
 
 
-def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
+def score_data(options: ScoreOptions, open_people: Callable[..., AbstractContextManager[Judge]] | None = None) -> int:
     """Labels recorded episodes, writes tables and page into `options.out`, and returns the exit code.
 
     Answers are kept in `out`/answers as they come, unless the judge's `store` names another: a second call asks only
-    the missing ones. People are asked on the page of `people`, and never any known item first.
+    the missing ones. People are asked through `open_people`, a
+    `JudgeBackend.session`, by default their backend's, and never any known item first.
 
     Raises:
         UsageError: none of the data can be read, or `out` cannot be written or holds another judge's labels.
@@ -114,7 +115,7 @@ def score_data(options: ScoreOptions, people: PageConfig | None = None) -> int:
     stop = StopRequest()
     store = LabelStore(Path(config.store).expanduser() if config.store else out / "answers")
     with ExitStack() as stack:
-        judge = _open_judge(stack, options, store, out, people or PageConfig(), stop)
+        judge = _open_judge(stack, options, store, out, open_people, stop)
         if options.dry_run:
             print_prices(price_of_data(judge, data, asked))
             return EXIT_DONE
@@ -227,7 +228,12 @@ def _check_judge_of(out: Path, stamp: Stamp) -> None:
 
 
 def _open_judge(
-    stack: ExitStack, options: ScoreOptions, store: LabelStore, out: Path, page: PageConfig, stop: StopRequest
+    stack: ExitStack,
+    options: ScoreOptions,
+    store: LabelStore,
+    out: Path,
+    open_people: Callable[..., AbstractContextManager[Judge]] | None,
+    stop: StopRequest,
 ) -> Judge:
     """Returns the judge to ask, ready while `stack` is open; raises as `score_data` does."""
     config = options.judge
@@ -243,7 +249,8 @@ def _open_judge(
         stack.enter_context(ray_session())
         return stack.enter_context(start_judge(config, PlacementConfig(app=options.app), name="score"))
     if config.is_human:
-        return stack.enter_context(person_judge(config, store, page, lambda: bool(stop), _log))
+        session = open_people or load(config.declared.session)
+        return stack.enter_context(session(config, store, lambda: bool(stop), _log))
     return build_judge(replace(config, api=config.api.with_paths(out / "api_spending.json")))
 
 

@@ -39,8 +39,8 @@ from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.images import FrameStore
 from rlvlm.envs.registry import make_env
+from rlvlm.judges.build import open_person
 from rlvlm.judges.goal_image import read_goal_image, with_goal_image
-from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
@@ -166,15 +166,10 @@ def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: M
         total_steps=config.steps,
     )
     if config.asks_person:
-        settings.rewards(make_person=partial(open_person, config), goal_picture=goal_image(config))
+        assert config.out is not None, "a run that is open has a folder"
+        store = label_store(RunFolder(config.out, config.track.keep_checkpoints), config).folder
+        settings.rewards(make_person=partial(open_person, config.judge, store), goal_picture=goal_image(config))
     return settings
-
-
-def open_person(config: RunConfig) -> HumanJudge:
-    """Opens the person who answers the run's queries, through the run's label store."""
-    assert config.out is not None, "a run that is open has a folder"
-    store = label_store(RunFolder(config.out, config.track.keep_checkpoints), config)
-    return HumanJudge(config.judge, store, where=f"rlvlm labels ask {config.out}")
 
 
 def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:

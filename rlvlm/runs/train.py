@@ -39,10 +39,9 @@ from rlvlm.core.errors import (
     first_line,
 )
 from rlvlm.judge_bench.preflight import JudgeRefused
-from rlvlm.judges.build import check_goal_image
+from rlvlm.judges.build import check_goal_image, open_person
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.goal_image import with_goal_image
-from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.build import film_draw, goal_image, imported_meanwhile, open_algorithm
@@ -320,7 +319,7 @@ def judge_session(
     if config.judge.is_human and not config.serve.app:
         # no replica, which would be considered dead while people think; questions and answers are on disk
         shown = goal_image(config)
-        yield lambda: with_goal_image(HumanJudge(config.judge, open_store()), shown)
+        yield lambda: with_goal_image(open_person(config.judge, open_store().folder), shown)
         return
     from rlvlm.serving.apps import start_judge  # Serve is slow to import, and many runs ask no judge
     from rlvlm.serving.monitoring import show_cache

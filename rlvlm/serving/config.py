@@ -14,7 +14,7 @@ from rlvlm.core.checks import (
     check_bounds,
 )
 from rlvlm.core.errors import JudgeUnavailable, UsageError
-from rlvlm.core.leads import Address, FilePath
+from rlvlm.core.leads import FilePath
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.vlms.config import EngineConfig as VllmConfig
@@ -22,8 +22,6 @@ from rlvlm.vlms.config import EngineConfig as VllmConfig
 MIB = 2**20
 DEFAULT_PORT = 8123
 """Default port of the HTTP server, outside 10002 to 19999, which Ray's workers use."""
-LABEL_PORT = 8731
-"""Default port of the page on which people answer."""
 NUM_IMAGES = 16
 MAX_IMAGES = 1_024
 """What `http.max_images` may be at most."""
@@ -241,36 +239,6 @@ class HttpConfig:
     def token_path(self) -> Path:
         """Path of the token's file."""
         return Path(self.token_file).expanduser() if self.token_file else Path.home() / ".rlvlm" / "token"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageConfig:
-    """Address of the labelling page, and the people who answer on it."""
-
-    people: tuple[str, ...] = ("me",)
-    """Names of the people; each gets a link."""
-    host: Address = "127.0.0.1"
-    """Address to listen on."""
-    port: int = LABEL_PORT
-    """Port to listen on; if it is taken, the next free one."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Further host names under which browsers may call, besides those of this machine."""
-    token_file: FilePath = ""
-    """File with the token of the links, mode 0600; created with a random token if missing. Empty:
-    `~/.rlvlm/ask_token`."""
-
-    def __post_init__(self) -> None:
-        if not self.people:
-            raise ValueError("--people needs at least one name, got none")
-        from rlvlm.labels.people import check_name  # help texts should not wait for numpy
-
-        for name in self.people:
-            check_name(name)
-
-    @property
-    def token_path(self) -> Path:
-        """Path of the token's file, another than the HTTP server's, because this token is part of links."""
-        return Path(self.token_file).expanduser() if self.token_file else Path.home() / ".rlvlm" / "ask_token"
 
 
 def check_environment(judge: JudgeConfig, placement: PlacementConfig) -> None:

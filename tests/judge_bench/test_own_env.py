@@ -10,7 +10,6 @@ from api_server import ApiServer, Call, Response
 
 from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
-from rlvlm.labels.people import PeopleQueue, Said, new_ticket
 from rlvlm.labels.store import LabelStore
 
 FLIPPED = {"0": "1", "1": "0"} | dict([NAMES := ("The first is brighter.", "The second is brighter."), NAMES[::-1]])
@@ -74,6 +73,7 @@ def test_wrong_arguments_end_at_once_and_do_not_blame_the_judge(tmp_path):
 
 @pytest.mark.slow
 def test_people_are_the_truth_of_a_rehearsal_where_no_success_is_known(tmp_path, capsys):
+    queue = pytest.importorskip("rlvlm.plugins.people.queue")
     words = ["judge-bench", "gym:own_envs:OwnReach-v0", *GOAL, "--judge.backend", "rlvlm.testing.fooled:brightness"]
     words += ["--judge.image-px", "48", "--pairs", "10", "--rehearse", "100", "--out", str(tmp_path)]
 
@@ -85,11 +85,11 @@ def test_people_are_the_truth_of_a_rehearsal_where_no_success_is_known(tmp_path,
     assert rehearsed()["verdict"] == "no success was met"
     (store,) = (tmp_path / "people").iterdir()
     assert f"(40 wait): rlvlm labels ask {store}" in "".join(capsys.readouterr().out.split("\n"))
-    people = PeopleQueue(LabelStore(store))
+    people = queue.PeopleQueue(LabelStore(store))
     people.refresh()
     for number, question in enumerate(people.asked):
         facts = {"name": "anna", "client": "a", "seconds": 1.0, "when": 1.0}
-        people.add(Said(question=question, ticket=new_ticket(), choice=5 if number < 10 else 2, **facts))
+        people.add(queue.Said(question=question, ticket=queue.new_ticket(), choice=5 if number < 10 else 2, **facts))
     found = rehearsed()
     assert found["verdict"] == "can be fooled" and found["fooled"]["count"] == 40 and found["judged"] == 0.25
     assert "people say that 25% of the 40 ends that it likes best are done" in capsys.readouterr().out

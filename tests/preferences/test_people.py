@@ -14,11 +14,10 @@ from rlvlm.core import metrics
 from rlvlm.core.judging import Label, Query, Status, Verdict
 from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
+from rlvlm.judges.build import open_person
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.human import HumanJudge
 from rlvlm.judges.votes import BothOrders
-from rlvlm.labels.people import PeopleQueue, Said, new_ticket
 from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.config import MixedConfig, SimulatedTeacherConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop
@@ -229,18 +228,20 @@ def test_a_person_who_is_away_does_not_stop_the_judge():
 
 
 def test_a_person_at_the_page_answers_through_the_label_store(tmp_path):
+    people = pytest.importorskip("rlvlm.plugins.people.queue")
+
     def asking(seed: int) -> FeedbackLoop:
-        judge = HumanJudge(JudgeConfig(backend="human"), LabelStore(tmp_path / "labels"))
+        judge = open_person(JudgeConfig(), tmp_path / "labels")
         return person_loop(PersonTeacher(judge, FrameStore(TinyEnv(), 96), TinyEnv.goal), seed)
 
     loop = asking(0)
     loop.run_session(10)
-    page = PeopleQueue(LabelStore(tmp_path / "labels"))
+    page = people.PeopleQueue(LabelStore(tmp_path / "labels"))
     page.refresh()
 
     def say(question: str, choice: Any, name: str) -> None:
-        said = {"question": question, "ticket": new_ticket(), "name": name, "client": name}
-        page.add(Said(**said, choice=choice, seconds=3.0, when=0.0))
+        said = {"question": question, "ticket": people.new_ticket(), "name": name, "client": name}
+        page.add(people.Said(**said, choice=choice, seconds=3.0, when=0.0))
 
     asked = list(page.asked)
     assert page.waiting() == len(asked) > 5 and not loop.is_due(11)

@@ -10,7 +10,6 @@ import pytest
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
-from rlvlm.labels.people import Choice, PeopleQueue, Said, new_ticket
 from rlvlm.labels.store import LabelStore
 from rlvlm.rewards.config import SOURCES
 from rlvlm.runs.build import algorithm_settings, built
@@ -123,16 +122,17 @@ def test_a_run_learns_from_the_source(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_goes_on_while_a_person_answers(local_ray, tmp_path):
+    people = pytest.importorskip("rlvlm.plugins.people.queue")
     (tmp_path / "run").mkdir()
     config = configured(STEPS, {"reward.teacher": "human"})
     config = replace(config, out=tmp_path / "run")
     assert config.asks_person and "rlvlm labels ask" in config.notes()[0]
 
-    def answer(page: PeopleQueue, choice: Choice) -> None:
+    def answer(page, choice) -> None:
         page.refresh()
         for name in [name for name, asked in page.asked.items() if asked.is_open]:
-            about = {"question": name, "ticket": new_ticket(), "name": "anna", "client": "c", "seconds": 6.0}
-            page.add(Said(**about, choice=choice, when=0.0))
+            about = {"question": name, "ticket": people.new_ticket(), "name": "anna", "client": "c", "seconds": 6.0}
+            page.add(people.Said(**about, choice=choice, when=0.0))
         page.keep()
 
     with ExitStack() as stack:
@@ -141,7 +141,7 @@ def test_a_run_goes_on_while_a_person_answers(local_ray, tmp_path):
             first.train()
         assert first.report()[metrics.QUERIES_OPEN] == 8 and first.drain_records() == []
         first.save_checkpoint(str(tmp_path / "checkpoint"))
-        page = PeopleQueue(LabelStore(tmp_path / "run" / "labels"))
+        page = people.PeopleQueue(LabelStore(tmp_path / "run" / "labels"))
         answer(page, "left")
         resumed.load_checkpoint(str(tmp_path / "checkpoint"))
         while resumed.env_steps < config.steps:

@@ -19,8 +19,7 @@ from rlvlm.judge_bench.preflight import compared_suite, known_items, preflight, 
 from rlvlm.judge_bench.rows import PAIR_NAMES, share_cell
 from rlvlm.judges.cache import without_memory
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.human import HumanJudge
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, PatientJudge
 from rlvlm.preferences.config import PREFLIGHT, FeedbackConfig, RewardModelConfig, check_learning
 from rlvlm.preferences.loop import FeedbackLoop, build_loop
 from rlvlm.preferences.people import PersonTeacher, compares_progress, make_teacher
@@ -48,7 +47,7 @@ class RewardSetup:
     """Goal that the judge is asked about; empty takes the task's own."""
     make_judge: Callable[[], Judge] | None = None
     """Called once, in the asking process, if a judge is used; must pickle."""
-    make_person: Callable[[], HumanJudge] | None = None
+    make_person: Callable[[], PatientJudge] | None = None
     """Called once, in the asking process, if a person is asked; must pickle."""
     goal_picture: Frames | None = None
     """[1, H, W, 3] image of the goal, shown to that person; a judge has its own."""

@@ -12,8 +12,7 @@ from rlvlm.demonstrations.recordings import Recordings, find_form
 from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.judges.prompts import check_goal
 from rlvlm.labels.images import image_digest
-from rlvlm.labels.people import PREFIX
-from rlvlm.labels.records import describe
+from rlvlm.labels.records import PERSON_PREFIX, describe
 from rlvlm.labels.store import LabelStore
 from rlvlm.plugins.agreement.outputs import Outputs
 
@@ -47,7 +46,7 @@ def people_of(store: LabelStore) -> dict[str, dict[str, float]]:
     names: dict[str, str] = {}
     for item in store.answers():
         if isinstance(item.answer, Score) and item.answer.value is not None:
-            if (judge := item.answer.stamp.judge).startswith(PREFIX):
+            if (judge := item.answer.stamp.judge).startswith(PERSON_PREFIX):
                 name = names.setdefault(judge, f"person {len(names) + 1}")
                 found.setdefault(item.question.left[-1], {})[name] = item.answer.value
     return found

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.judging import Label, Status, Verdict
-from rlvlm.labels.people import Choice, PeopleQueue, Said, check_name, is_swapped, new_ticket
 from rlvlm.labels.records import Question
 from rlvlm.labels.segments import encode_line
 from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.people.queue import Choice, PeopleQueue, Said, check_name, is_swapped, new_ticket
 
 PAIR = Question(kind="compare", goal="open it", left=("a" * 64,), right=("b" * 64,))
 CLIP = Question(kind="score", goal="open it", left=("a" * 64, "b" * 64))

@@ -31,9 +31,11 @@ from rlvlm.core.disk import held
 from rlvlm.core.errors import MachineError
 from rlvlm.core.foreign import parse_json
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.judges.human import HumanJudge
 from rlvlm.labels.images import MissingImage
-from rlvlm.labels.people import (
+from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.people.config import PageConfig
+from rlvlm.plugins.people.judge import HumanJudge
+from rlvlm.plugins.people.queue import (
     UNDO_S,
     Asked,
     PeopleQueue,
@@ -44,8 +46,7 @@ from rlvlm.labels.people import (
     new_ticket,
     swap_choice,
 )
-from rlvlm.labels.store import LabelStore
-from rlvlm.serving.config import LOOPBACK_NAMES, HttpConfig, PageConfig
+from rlvlm.serving.config import LOOPBACK_NAMES, HttpConfig
 from rlvlm.serving.guard import Guard, make_token, read_token
 from rlvlm.templates import render
 from rlvlm.vlms.stills import to_png
@@ -59,6 +60,7 @@ REPEATS = (0.05, 0.1)
 """Minimum and maximum share of a person's pairs that are shown again, swapped."""
 REPEAT_AFTER = 8
 """Minimum number of pairs between a pair and its repeat: nearer ones are remembered."""
+_FOLDER = Path(__file__).parent
 _MAX_BODY_BYTES = 16 * 2**10
 _MAX_SECONDS = 10**9  # a page may stay open for years
 _COOKIE_S = 30 * 24 * 3_600
@@ -279,7 +281,9 @@ def _is_cross_site(request: Request) -> bool:
 
 
 def _denied(reason: str) -> Response:
-    return HTMLResponse(render("label_denied.html.j2", reason=reason), 403, {**_HEADERS, "connection": "close"})
+    return HTMLResponse(
+        render(_FOLDER / "label_denied.html.j2", reason=reason), 403, {**_HEADERS, "connection": "close"}
+    )
 
 
 def _cookie(scope: Scope, name: str = "token") -> str:
@@ -311,7 +315,7 @@ class _Routes:
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src 'self'; "
             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
-        body = render("label_page.html.j2", nonce=nonce, person=self._name(request))
+        body = render(_FOLDER / "label_page.html.j2", nonce=nonce, person=self._name(request))
         return HTMLResponse(body, headers={**_HEADERS, "content-security-policy": policy})
 
     async def next(self, request: Request) -> Response:
@@ -464,26 +468,26 @@ def _secret(path: Path) -> bytes:
 def person_judge(
     config: JudgeConfig,
     store: LabelStore,
-    page: PageConfig,
     is_stopped: Callable[[], bool],
     log: Callable[[str], None],
     *,
     each_order: bool = False,
+    page: PageConfig | None = None,
 ) -> Iterator[HumanJudge]:
     """Yields a person as a judge, with the page in this process, for commands that wait for the answers.
 
     Args:
         config: settings of the judge.
         store: store of questions and answers.
-        page: address of the page, and people.
         is_stopped: polled while waiting, see `HumanJudge`.
         log: receives lines for the user.
         each_order: see `HumanJudge`.
+        page: address of the page, and people.
 
     Raises:
         UsageError, MachineError: see `label_page`.
     """
-    with label_page(store, page, log):
+    with label_page(store, page or PageConfig(), log):
         log("it waits for answers; Ctrl-C stops, and the same command goes on from there")
         yield HumanJudge(config, store, each_order=each_order, is_stopped=is_stopped)
 

@@ -14,11 +14,11 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Clip, Label, Query, Status, Verdict
-from rlvlm.labels.people import PeopleQueue, is_swapped
 from rlvlm.labels.records import describe
 from rlvlm.labels.store import LabelStore
-from rlvlm.serving.config import PageConfig
-from rlvlm.serving.label_page import Desk, label_page
+from rlvlm.plugins.people.config import PageConfig
+from rlvlm.plugins.people.page import Desk, label_page
+from rlvlm.plugins.people.queue import PeopleQueue, is_swapped
 
 
 def put_up(folder: Path, count: int, goal: str = "open it", **asked: Any) -> PeopleQueue:
@@ -236,7 +236,7 @@ def test_pairs_of_a_bench_do_not_come_again_and_equal_pairs_are_marked(tmp_path)
 
 def test_a_window_that_is_closed_gives_its_question_back(tmp_path, monkeypatch):
     desk = Desk(put_up(tmp_path, 1))
-    monkeypatch.setattr("rlvlm.serving.label_page.LEASE_S", 0.2)
+    monkeypatch.setattr("rlvlm.plugins.people.page.LEASE_S", 0.2)
     assert desk.next("anna", "closed") and desk.next("ben", "open") is None
     time.sleep(0.25)
     assert desk.next("ben", "open")

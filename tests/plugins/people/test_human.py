@@ -11,17 +11,18 @@ import pytest
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Label, Query, Status
 from rlvlm.judges.build import build_judge
-from rlvlm.judges.config import HumanConfig, JudgeConfig
-from rlvlm.judges.human import HumanJudge
-from rlvlm.labels.people import PeopleQueue, Said, new_ticket
+from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.records import Question
 from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.people.config import HumanConfig
+from rlvlm.plugins.people.judge import HumanJudge
+from rlvlm.plugins.people.queue import PeopleQueue, Said, new_ticket
 from rlvlm.testing import check_judge
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("rlvlm.judges.human.POLL_S", 0.005)
+    monkeypatch.setattr("rlvlm.plugins.people.judge.POLL_S", 0.005)
 
 
 @pytest.fixture

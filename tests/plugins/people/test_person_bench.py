@@ -20,9 +20,9 @@ from rlvlm.judge_bench.suites import SUITES, find_suite, for_person
 from rlvlm.judge_bench.task_items import make_items
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.people import page as label_page
 from rlvlm.reports.judge_bench import bench_judge
 from rlvlm.reports.options import BenchOptions
-from rlvlm.serving import label_page
 
 
 def test_a_person_is_asked_about_forty_questions():

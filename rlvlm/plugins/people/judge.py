@@ -4,14 +4,18 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, TypeVar
 
+from rlvlm.core.errors import JudgeUnavailable, UsageError
+from rlvlm.core.guests import section_of
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.config import Abilities, JudgeConfig
 from rlvlm.judges.prompts import problem_of
-from rlvlm.labels.people import PeopleQueue, swap_choice, to_answer
 from rlvlm.labels.records import Question, describe
 from rlvlm.labels.store import LabelStore
+from rlvlm.plugins.people.config import HumanConfig
+from rlvlm.plugins.people.queue import PeopleQueue, swap_choice, to_answer
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +26,23 @@ REMIND_S = 600.0
 
 Item = TypeVar("Item", Query, Clip)
 Answer = TypeVar("Answer", Verdict, Score)
+
+
+def build(config: JudgeConfig) -> "HumanJudge":
+    """Returns the people who answer through the label store that `config` names.
+
+    Raises:
+        JudgeUnavailable: it names none, or what is no store.
+    """
+    if not config.store:
+        raise JudgeUnavailable(
+            "judge.backend human keeps questions and answers in a label store, and none is named",
+            "--judge.store DIR, and answer with: rlvlm labels ask DIR",
+        )
+    try:
+        return HumanJudge(config, LabelStore(Path(config.store).expanduser()))
+    except UsageError as error:
+        raise JudgeUnavailable(str(error), error.fix) from error
 
 
 class HumanJudge:
@@ -51,7 +72,7 @@ class HumanJudge:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.where = where or f"rlvlm labels ask {store.folder}"
-        self._agreement = config.human.agreement
+        self._agreement = section_of(config, HumanConfig).agreement
         self._queue = PeopleQueue(store)
         self._each_order = each_order
         self._is_stopped = is_stopped
@@ -105,6 +126,13 @@ class HumanJudge:
         self._queue.refresh()
         failed = Verdict(status=Status.FAILED, label=None, stamp=self.stamp)
         return [self._found(question, failed, False) if self._is_agreed(question) else None for question in questions]
+
+    def said(self, clips: Sequence[Clip]) -> list[Score | None]:
+        """Returns what people say of clips, in order, also if it can still be taken back; None without an answer."""
+        self._queue.refresh()
+        failed = Score(status=Status.FAILED, value=None, stamp=self.stamp)
+        found = [self._found(describe(clip)[0], failed, is_final=True) for clip in clips]
+        return [None if score.status is Status.FAILED else score for score in found]
 
     def _is_agreed(self, question: Question) -> bool:
         found = self._queue.find(question)

@@ -1,6 +1,6 @@
 """Questions that wait for a person, and people's answers: the folder `people/` of a label store.
 
-`judges.human` puts questions here and takes answers out; `serving.label_page` shows them to people. The two are
+`judge` puts questions here and takes answers out; `page` shows them to people. The two are
 separate processes that share nothing but this folder, so either may die and come back. As in the store itself, each
 writer appends lines to its own segment and nothing is ever changed: taking an answer back is one more line.
 
@@ -25,12 +25,10 @@ from rlvlm.core.disk import NOT_OFFERED
 from rlvlm.core.errors import first_line
 from rlvlm.core.foreign import open_inside
 from rlvlm.core.judging import Label, Score, Stamp, Status, Verdict
-from rlvlm.labels.records import Answer, Question, read_as, read_question
+from rlvlm.labels.records import PERSON_PREFIX, Answer, Question, read_as, read_question
 from rlvlm.labels.segments import CorruptLine, Place, Segments
 from rlvlm.labels.store import LabelStore
 
-PREFIX = "human:"
-"""Prefix of the judge's name in the stamp of a person's answer."""
 FOLDER = "people"
 """Folder within a label store; holds the lines, and a lock file for each judge that asks."""
 UNDO_S = 10.0
@@ -379,7 +377,7 @@ class PeopleQueue:
 
 def person_stamp(name: str) -> Stamp:
     """Returns the stamp of a person's answers."""
-    return Stamp(judge=PREFIX + name, revision="", prompt="page/1", decoding="")
+    return Stamp(judge=PERSON_PREFIX + name, revision="", prompt="page/1", decoding="")
 
 
 def to_answer(kind: str, choice: Choice, stamp: Stamp, seconds: float) -> Answer:
@@ -414,3 +412,17 @@ def _check_choice(question: Question, choice: Choice) -> None:
     if isinstance(choice, bool) or choice not in known:
         rule = "left, right, equal or skip" if question.is_pair else f"1 to {MAX_RATING}, or skip"
         raise ValueError(f"an answer is {rule}, got {str(choice)[:40]!r}")
+
+
+def people_lines(store: LabelStore) -> list[str]:
+    """Returns a line for each person: number of answers, speed, consistency."""
+    queue, lines = PeopleQueue(store), []
+    queue.refresh()
+    for name in queue.people():
+        figures = queue.figures(name)
+        again = f", {figures.different} of {figures.repeats} repeats answered differently" if figures.repeats else ""
+        lines.append(
+            f"{name}: {figures.answers:,} answers, median {figures.median_s:.1f} s, "
+            f"{figures.equal:,} of {figures.pairs:,} pairs equal{again}\n"
+        )
+    return lines
