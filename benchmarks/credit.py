@@ -43,7 +43,7 @@ JUDGES = {
     name: f"--reward.teacher biased --reward.false-positives {false} --reward.false-negatives {missed}"
     for name, (false, missed) in _WRONG.items()
 } | {
-    name: f"--judge.backend rlvlm.testing.pixel_truth:{name} --judge.image-px 144 --judge.score success "
+    name: f"--judge.backend rlvlm.plugins.known_judges.pixel_truth:{name} --judge.image-px 144 --judge.score success "
     "--judge.faulty ok --reward.threshold 0.5"
     for name in ("best_near", "hand_at_pad")
 }

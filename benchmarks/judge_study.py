@@ -4,10 +4,9 @@
     python benchmarks/judge_study.py --out study.csv --only push_block --judges truth hand_at_pad --seeds 1
     python benchmarks/judge_study.py --out study.csv --report study.png     # table and figure of the rows so far
 
-Goes on where it was stopped: a row that is in the file is not made again. The judges (`rlvlm.testing.pixel_truth`,
-`rlvlm.testing.fooled`) read pixels, so that they reward runs as a VLM would. Rows of kind `bench` hold the figures that
-might predict, rows of kind `run` the true success of a run. Expectations stand in docs/experiments/judge_study.md and
-were written before the first run.
+Goes on where it was stopped: a row that is in the file is not made again. The judges read pixels, so that they reward
+runs as a VLM would. Rows of kind `bench` hold the figures that might predict, rows of kind `run` the true success of a
+run. Expectations stand in docs/experiments/judge_study.md and were written before the first run.
 """
 
 import csv
@@ -33,23 +32,23 @@ from rlvlm.judge_bench.prediction import SHARES, worth_of
 
 HONEST, PLACE, TRICK, APPEARANCE = FAULTS = "honest", "place of the best", "trick", "appearance"
 JUDGES: dict[str, tuple[str, str]] = {
-    "truth": ("pixel_truth", HONEST),
-    "flips": ("pixel_truth", HONEST),
-    "low": ("pixel_truth", HONEST),
-    "two_levels": ("pixel_truth", HONEST),
-    "distorted": ("pixel_truth", HONEST),
-    "best_at_two_thirds": ("pixel_truth", PLACE),
-    "best_near": ("pixel_truth", PLACE),
-    "alike_from_here": ("pixel_truth", PLACE),
-    "half_way": ("pixel_truth", PLACE),
-    "inverted": ("pixel_truth", PLACE),
-    "hand_at_pad": ("pixel_truth", TRICK),
-    "contact": ("pixel_truth", TRICK),
-    "wrong_block": ("pixel_truth", TRICK),
-    "motion": ("fooled", APPEARANCE),
-    "brightness": ("fooled", APPEARANCE),
+    "truth": ("plugins.known_judges.pixel_truth", HONEST),
+    "flips": ("plugins.known_judges.pixel_truth", HONEST),
+    "low": ("plugins.known_judges.pixel_truth", HONEST),
+    "two_levels": ("plugins.known_judges.pixel_truth", HONEST),
+    "distorted": ("plugins.known_judges.pixel_truth", HONEST),
+    "best_at_two_thirds": ("plugins.known_judges.pixel_truth", PLACE),
+    "best_near": ("plugins.known_judges.pixel_truth", PLACE),
+    "alike_from_here": ("plugins.known_judges.pixel_truth", PLACE),
+    "half_way": ("plugins.known_judges.pixel_truth", PLACE),
+    "inverted": ("plugins.known_judges.pixel_truth", PLACE),
+    "hand_at_pad": ("plugins.known_judges.pixel_truth", TRICK),
+    "contact": ("plugins.known_judges.pixel_truth", TRICK),
+    "wrong_block": ("plugins.known_judges.pixel_truth", TRICK),
+    "motion": ("testing.fooled", APPEARANCE),
+    "brightness": ("testing.fooled", APPEARANCE),
 }
-"""Judges, with the module of `rlvlm.testing` and the kind of their fault."""
+"""Judges, with the module of `rlvlm` and the kind of their fault."""
 _BLOCKS_ALONE = ("hand_at_pad", "contact", "wrong_block")
 """Judges that know the things of `push_block` alone."""
 GRID = "minigrid/MiniGrid-Empty-Random-6x6-v0"
@@ -114,7 +113,7 @@ class Settings:
 
 def judge_words(judge: str) -> list[str]:
     """Returns the options that choose a judge."""
-    return ["--judge.backend", f"rlvlm.testing.{JUDGES[judge][0]}:{judge}", "--judge.image-px", "144"]
+    return ["--judge.backend", f"rlvlm.{JUDGES[judge][0]}:{judge}", "--judge.image-px", "144"]
 
 
 def bench(task: str, judge: str, rehearse: int) -> dict[str, Any]:

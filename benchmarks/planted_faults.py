@@ -1,7 +1,7 @@
 """The table of planted faults in docs/benched_judges.md: `python benchmarks/planted_faults.py`, half a minute.
 
-Asks each judge of `rlvlm.testing.planted` about `tiny` and prints which faults the bench names and which grade it
-gives; then how often honest judges lose a grade to a fault that they do not have (`--honest`, draws of each).
+Asks each judge of `rlvlm.plugins.known_judges.planted` about `tiny` and prints which faults the bench names and which
+grade it gives; then how often honest judges lose a grade to a fault that they do not have (`--honest`, draws of each).
 `--items FILE.zip --out DIR` asks about a frozen suite instead and writes an entry of each judge for the page of judges.
 """
 
@@ -19,7 +19,8 @@ from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES, find_suite
 from rlvlm.judge_bench.task_items import make_items
 from rlvlm.plugins.judge_table.entries import entry_of, entry_text, read_questions
-from rlvlm.testing.planted import PLANTED, bench, honest
+from rlvlm.plugins.known_judges.planted import PLANTED
+from rlvlm.testing.item_judge import bench, honest
 
 SIZE_PX = 100
 

@@ -15,7 +15,7 @@ from rlvlm.judge_bench.figures import line_parts
 from rlvlm.judge_bench.items import Item, TaskItems
 from rlvlm.judge_bench.suites import Suite
 from rlvlm.judge_bench.task_items import make_items
-from rlvlm.testing.planted import ItemJudge, chance, true_value
+from rlvlm.testing.item_judge import ItemJudge, chance, true_value
 
 
 def state(progress: float, *, success: bool = False, track: int = 0) -> Item:

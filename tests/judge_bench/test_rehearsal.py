@@ -24,7 +24,7 @@ from rlvlm.judge_bench.rehearsal.outcome import Kind, Rehearsal
 from rlvlm.judge_bench.rehearsal.plans import Ends, make_plans, starts_of
 from rlvlm.judge_bench.rehearsal.rehearse import rehearse, staged
 from rlvlm.judge_bench.rehearsal.search import Choice, first_ends
-from rlvlm.testing.planted import ItemJudge, chance, true_value
+from rlvlm.testing.item_judge import ItemJudge, chance, true_value
 
 
 def ends(progress: Sequence[float], success: Sequence[bool] = (), steps: Sequence[int] = ()) -> Ends:

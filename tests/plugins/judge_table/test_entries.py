@@ -21,7 +21,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.plugins.judge_table.checks import note_asked_again
 from rlvlm.plugins.judge_table.entries import ALL, entry_of, entry_text, read_entry, read_questions
 from rlvlm.testing import fooled
-from rlvlm.testing.planted import honest
+from rlvlm.testing.item_judge import honest
 
 SMALL = Suite(name="small", tasks=("push_block",), episodes=8, pairs=12, videos=3, controls=3, tracks=1)
 JUDGES = Path(__file__).parents[3] / "docs" / "judges"

@@ -1,5 +1,5 @@
 """Judges that read the truth from pixels and have one fault each, or none: they can reward a run, and never see its
-simulator's state. `--judge.backend rlvlm.testing.pixel_truth:hand_at_pad` tries one.
+simulator's state. `--judge.backend rlvlm.plugins.known_judges.pixel_truth:hand_at_pad` tries one.
 
 They know `push_block`, MiniGrid's empty rooms and `drawer_open`. `benchmarks/judge_study.py` trains with them.
 """

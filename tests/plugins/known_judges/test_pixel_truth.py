@@ -8,7 +8,8 @@ from rlvlm.demonstrations.playing import Style, play, player_of
 from rlvlm.envs.push_block import ASKED, COLOURS, HAND, PAD, draw_tables, instruction_of
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.testing import check_judge, pixel_truth
+from rlvlm.plugins.known_judges import pixel_truth
+from rlvlm.testing import check_judge
 
 
 def test_a_table_is_read_by_hand():

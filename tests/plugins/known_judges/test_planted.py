@@ -16,7 +16,8 @@ from rlvlm.judge_bench.items import Item
 from rlvlm.judge_bench.prediction import predict, predict_row, read_curve
 from rlvlm.judge_bench.suites import SUITES
 from rlvlm.judge_bench.task_items import make_items
-from rlvlm.testing.planted import PLANTED, ItemJudge, bench, honest
+from rlvlm.plugins.known_judges.planted import PLANTED
+from rlvlm.testing.item_judge import ItemJudge, bench, honest
 
 TINY = SUITES["tiny"]
 
@@ -49,7 +50,7 @@ def test_an_honest_judge_keeps_its_grade(made, judge):
 
 
 def test_the_docs_table_has_every_planted_fault():
-    table = (Path(__file__).parents[2] / "docs" / "benched_judges.md").read_text()
+    table = (Path(__file__).parents[3] / "docs" / "benched_judges.md").read_text()
     assert [planted.what for planted in PLANTED.values() if f"| {planted.what} |" not in table] == []
 
 

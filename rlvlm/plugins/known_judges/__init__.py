@@ -1,0 +1,1 @@
+"""Judges whose faults are known, by which a bench, a preflight or an alarm is tried."""
