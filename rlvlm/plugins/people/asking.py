@@ -14,8 +14,7 @@ from rlvlm.demonstrations.recordings import find_form
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.records import PERSON_PREFIX
 from rlvlm.labels.store import LabelStore, is_store, open_store
-from rlvlm.plugins.people.command import AskArguments
-from rlvlm.plugins.people.config import HumanConfig
+from rlvlm.plugins.people.config import AskArguments, HumanConfig
 from rlvlm.plugins.people.page import label_page, person_judge
 from rlvlm.plugins.people.queue import PeopleQueue, people_lines
 from rlvlm.reports.options import ScoreOptions
@@ -90,9 +89,10 @@ def _of_other_judges(store: LabelStore) -> list[Any]:
 
 
 def _ask_about_data(arguments: AskArguments) -> str:
+    people: dict[str, Any] = {"human": HumanConfig(agreement=arguments.agreement)}  # the section of this guest
     options = ScoreOptions(
         data=arguments.place,
-        judge=JudgeConfig(backend="human", **{"human": HumanConfig(agreement=arguments.agreement)}),
+        judge=JudgeConfig(backend="human", **people),
         goal=arguments.goal,
         camera=arguments.camera,
         ask=("pairs",),

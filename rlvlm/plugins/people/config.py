@@ -1,7 +1,10 @@
-"""Settings of people as judges."""
+"""Settings of people as judges, of their page, and of `rlvlm labels ask`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
 
 from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.leads import Address, FilePath
@@ -49,3 +52,35 @@ class PageConfig:
     def token_path(self) -> Path:
         """Path of the token's file, another than the HTTP server's, because this token is part of links."""
         return Path(self.token_file).expanduser() if self.token_file else Path.home() / ".rlvlm" / "ask_token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskArguments:
+    """Let people answer questions in a browser, on a page of this machine behind a token."""
+
+    place: tyro.conf.Positional[Path]
+    """Folder of a run, label store, or recorded data as for `rlvlm score`."""
+    page: Annotated[PageConfig, tyro.conf.arg(name="")] = field(default_factory=PageConfig)
+    questions: Literal["auto", "waiting", "answered"] = "auto"
+    """waiting: questions that a run asks people, now and later; answered: those that other judges answered, to
+    compare a person with them; auto: waiting if a run asks people, else answered. For recorded data the questions
+    are pairs of frames and of ends of episodes."""
+    max_questions: PositiveInt | None = None
+    """Number of questions drawn at random from those that other judges answered, >= 1; by default all."""
+    agreement: PositiveInt = 1
+    """Number of different people who answer each of these questions, >= 1."""
+    goal: str = ""
+    """Goal in the questions, instead of recorded episodes' own sentences."""
+    camera: str = ""
+    """Camera of recorded data to show; by default the first that is not a wrist's."""
+    every: PositiveInt = 10
+    """Interval between frames of recorded data that may be shown, >= 1."""
+    pairs: PositiveInt = 4
+    """Pairs of frames per recorded episode, >= 1."""
+    trust: bool = False
+    """Trust the code, servers and files elsewhere that the folder names: its code is imported, and so executed."""
+    seed: int = 0
+    """Seed of the random draws."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
