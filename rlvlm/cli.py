@@ -14,6 +14,7 @@ from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.disk import expand_home
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.guests import Command, forms_of, guest_of, load, with_guests
+from rlvlm.core.imports import uncollected
 from rlvlm.core.install import check_train
 
 COMMANDS: dict[str, str] = {
@@ -98,7 +99,9 @@ def run_command(argv: Sequence[str]) -> int:
     if known[name].needs_train:
         check_train(f"rlvlm {name}")
     # imported when it is called: some commands need torch and ray, and `rlvlm --help` is not to wait
-    return load(known[name].call)(argv[len(name.split()) :], f"rlvlm {name}")
+    with uncollected():
+        command = load(known[name].call)
+    return command(argv[len(name.split()) :], f"rlvlm {name}")
 
 
 if __name__ == "__main__":

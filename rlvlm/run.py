@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Sequence
 
-from rlvlm.commands import run
 from rlvlm.core.console.boxes import guarded
 from rlvlm.core.disk import expand_home
+from rlvlm.core.imports import uncollected
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a task and returns the exit code of `rlvlm.core.errors`."""
+    with uncollected():
+        from rlvlm.commands import run
     given = [expand_home(word) for word in (sys.argv[1:] if words is None else words)]
     return guarded(lambda: run.command(given, "python -m rlvlm.run"))
 

@@ -10,6 +10,7 @@ from rlvlm.core.checks import PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import check_links
+from rlvlm.core.imports import uncollected
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
 from rlvlm.runs.preflight import check_before_play
 
@@ -41,6 +42,7 @@ def command(words: Sequence[str], prog: str) -> int:
     check_links(arguments.out or folder.path)
     checkpoint = choose_checkpoint(folder, arguments.path, plain_console(soft_wrap=True).print)
     check_before_play(folder.config())
-    from rlvlm.runs.evaluate import evaluate_run  # torch, after what can be said without it
+    with uncollected():
+        from rlvlm.runs.evaluate import evaluate_run  # torch, after what can be said without it
 
     return evaluate_run(folder, checkpoint, arguments.episodes, arguments.video, arguments.out)

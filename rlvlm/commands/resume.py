@@ -13,6 +13,7 @@ from rlvlm.algorithms.checkpoint import CorruptCheckpoint
 from rlvlm.commands.arguments import parse_options
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE, UsageError
+from rlvlm.core.imports import uncollected
 from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import check_newest, find_folder, read_state, write_settings
 from rlvlm.runs.preflight import check_before_run
@@ -63,14 +64,16 @@ def command(words: Sequence[str], prog: str) -> int:
         sys.stdout.write(f"{folder.path} is finished; see its README.md. To train on: {prog} DIR --steps N\n")
         return EXIT_DONE
     check_newest(folder, arguments.path)
-    check_before_run(config, has_started=newest is not None)
+    with uncollected():  # it imports torch for some settings
+        check_before_run(config, has_started=newest is not None)
     if options:
         with folder.locked():  # not while the run works: its folder would no longer describe it
             write_settings(folder.path / "config.yaml", config_text(config), config)
     if newest is None:
         kept = ", with the supervised updates that it made" if folder.unfinished_start.exists() else ""
         sys.stdout.write(f"{folder.path} has no checkpoint yet, so the run starts again from step 0{kept}\n")
-    from rlvlm.pages.run import write_run_pages
-    from rlvlm.runs.train import resume_run
+    with uncollected():
+        from rlvlm.pages.run import write_run_pages
+        from rlvlm.runs.train import resume_run
 
     return resume_run(folder, config, write_run_pages)

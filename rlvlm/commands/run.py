@@ -11,6 +11,7 @@ from datetime import datetime
 from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
+from rlvlm.core.imports import uncollected
 from rlvlm.core.install import check_train
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.config_file import config_text
@@ -22,12 +23,14 @@ from rlvlm.runs.settings import commented
 def command(words: Sequence[str], prog: str) -> int:
     """Runs `run TASK [options]`: trains, or prints the configuration."""
     check_train(prog)
-    arguments = parse_run(words, prog)
+    with uncollected():
+        arguments = parse_run(words, prog)
     if arguments.print_config:
         sys.stdout.write(commented(config_text(arguments.config), arguments.config))
         return EXIT_DONE
     # before the folder is created: a run that cannot start leaves nothing behind
-    check_before_run(arguments.config)
+    with uncollected():  # it imports torch for some settings
+        check_before_run(arguments.config)
     if arguments.plan:
         from rlvlm.runs.networks import envs_advice
         from rlvlm.runs.placement import plan_table
@@ -67,7 +70,8 @@ def train(config: RunConfig) -> RunFolder:
 
 def _run(folder: RunFolder, config: RunConfig) -> int:
     # torch, Ray and matplotlib, after everything that can be checked without them
-    from rlvlm.pages.run import write_run_pages
-    from rlvlm.runs.train import start_run
+    with uncollected():
+        from rlvlm.pages.run import write_run_pages
+        from rlvlm.runs.train import start_run
 
     return start_run(folder, config, write_run_pages)

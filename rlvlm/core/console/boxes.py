@@ -17,6 +17,7 @@ from rich.text import Text
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.errors import EXIT_DONE, FULL, MachineError, RunError, UsageError
 from rlvlm.core.foreign import visible
+from rlvlm.core.imports import end_quickly
 from rlvlm.core.install import missing_train
 
 # a line of a traceback; one that came from a Ray worker may begin with the worker's name and process in brackets
@@ -55,6 +56,7 @@ def open_streams() -> None:
 def guarded(action: Callable[[], int]) -> int:
     """Returns the exit code of `action`; exceptions are shown as a box on stderr, never as a traceback."""
     open_streams()
+    end_quickly()
     try:
         code = action()
         sys.stdout.flush()  # here, where a closed reader is expected, and not at the interpreter's end
