@@ -112,21 +112,16 @@ def test_a_setting_of_its_own_is_an_option_like_any_other(capsys):
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "where"),
-    [
-        ("catch_ball:TASK", ""),
-        ("filmed_ball:TASK", ""),  # cannot draw its past again
-        # and its images travel: from workers to the runner, from there to the run, and to the learner
-        ("filmed_ball:TASK", "--algo.env-runners 1 --algo.env-workers 2 --algo.num-learners 1"),
-    ],
-)
-def test_a_users_own_env_in_chunks_is_trained_and_resumed(task, where, local_ray, tmp_path):
+def test_a_users_own_env_in_chunks_is_trained_and_resumed(local_ray, tmp_path):
+    """One that cannot draw its past again, so that its images travel: from workers to the runner, from there to the
+    run, and to the learner.
+    """
     whole = tmp_path / "whole"
     small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 3000"
     often = "--track.checkpoint-every-steps 1000 --eval.every-steps 1500"
+    where = "--algo.env-runners 1 --algo.env-workers 2 --algo.num-learners 1"
     words = ("--smoke", "--env.wind", "0.2", *small.split(), *often.split(), *where.split())
-    run_here("run", task, *words, "--out", str(whole))
+    run_here("run", "filmed_ball:TASK", *words, "--out", str(whole))
     assert yaml.safe_load((whole / "config.yaml").read_text())["env"]["wind"] == 0.2
     resumed(whole)
     assert (whole / "episodes.html").read_text().count("<img") >= 10

@@ -259,15 +259,6 @@ def test_a_session_of_the_loop_learns_from_it(name):
     assert bool(wrong) == (name in ("mistake", "stochastic", "simulated"))
 
 
-def test_an_impossible_weakness_is_refused_by_name():
-    nan, impossible = math.nan, {"mistake": (1.1, -0.1), "gamma": (0.0, 1.5), "skip": (-0.1,)}
-    impossible |= {"left": (1.1, -0.1, nan), "beta": (0.0, -1.0, nan), "equal": (math.inf, nan)}
-    for field, values in impossible.items():
-        for value in values:
-            with pytest.raises(ValueError, match=f"feedback.simulated.{field}"):
-                SimulatedTeacherConfig(**{field: value})
-
-
 def test_skipping_and_training_ties_do_not_go_together():
     ties = FeedbackConfig(ties="equal")
     for name in ("equal", "mistake", "oracle", "judge"):

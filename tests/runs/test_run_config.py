@@ -43,6 +43,7 @@ def test_settings_that_errors_name_may_change_on_resume_and_others_may_not(task,
 
 
 JUDGED = {"reward.source": "judged"}
+LABELLED = {"sft.labels": "x.parquet", "sft.demonstrations": "d"}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,14 @@ JUDGED = {"reward.source": "judged"}
         ),
         ("number_line", {"policy.head": "my:Net", "engine.num_replicas": 1}, "my:Net samples in the run's own process"),
         ("number_line", {"policy.lora_targets": "["}, "lora_targets must be a regular expression"),
+        # labels of recorded episodes, and what they are for
+        ("push_block", {"sft.weighting": "filter"}, "sft.weighting needs sft.labels"),
+        ("push_block", {"sft.labels": "x.parquet", "sft.weighting": "filter"}, "these need sft.demonstrations"),
+        ("push_block", LABELLED, "labels need a weighting"),
+        ("push_block", {"sft.min_worth": 0.2}, "sft.min_worth 0.2 has no effect"),
+        ("push_block", {"policy.conditioned": True}, "asks for what sft.weighting condition teaches"),
+        ("push_block", LABELLED | {"sft.weighting": "condition"}, "asks for what sft.weighting condition teaches"),
+        ("push_block", {"policy.conditioned": True, "policy.head": "my_file:NAME"}, "own, which reads its prompts"),
     ],
 )
 def test_contradictory_settings_are_refused(task, settings, said):

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 from tiny_run import run_here
 
-from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.recorded_labels import write_labels
 from rlvlm.demonstrations.recordings import Recordings, recordings_digest
 from rlvlm.demonstrations.trajectory import RobotTrajectory
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
 
 SMALL = {
     "push_block": "--steps 2000 --sft.updates 5 --algo.groups 2 --algo.group-size 2 --algo.rounds 1 "
@@ -62,23 +59,3 @@ def test_a_run_learns_from_labelled_episodes(local_ray, labelled, tmp_path):
         config = (out / "config.yaml").read_text()
         steps = next(int(line.split()[1]) for line in config.splitlines() if line.startswith("steps:"))
         run_here("resume", str(out), "--steps", str(steps + 1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sft.weighting": "filter"}, "sft.weighting needs sft.labels"),
-        ({"sft.labels": "x.parquet", "sft.weighting": "filter"}, "these need sft.demonstrations"),
-        ({"sft.labels": "x.parquet", "sft.demonstrations": "d"}, "labels need a weighting"),
-        ({"sft.min_worth": 0.2}, "sft.min_worth 0.2 has no effect"),
-        ({"policy.conditioned": True}, "policy.conditioned asks for what sft.weighting condition teaches"),
-        (
-            {"sft.labels": "x.parquet", "sft.demonstrations": "d", "sft.weighting": "condition"},
-            "policy.conditioned asks for what sft.weighting condition teaches",
-        ),
-        ({"policy.conditioned": True, "policy.head": "my_file:NAME"}, "of your own, which reads its prompts"),
-    ],
-)
-def test_labels_without_a_use_are_refused(settings, message):
-    with pytest.raises((UsageError, ValueError), match=message):
-        override(recipe("push_block"), settings)

@@ -1,6 +1,5 @@
 """Estimators of advantages: by hand, against the single-file oracles, and where nothing must be learned."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from rlvlm.algorithms.policy_gradient.advantages import (
 )
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.core.errors import NumericsError, UsageError
-from rlvlm.rewards.config import ValueConfig
 from tests.oracles import ppo_vlm as oracle
 
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-5}
@@ -276,18 +274,3 @@ def test_mistakes_in_a_users_estimator_are_named(tmp_path):
             ESTIMATORS.pop(name, None)
     with pytest.raises(ValueError, match="needs group; there are groups, states, token_values, values"):
         estimator("mistyped", "group")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"noise_factor": 3.0}, "no effect without scorer_noise"),
-        ({"scorer_noise": -0.1}, "scorer_noise must be >= 0"),
-        ({"critic": ValueConfig(hidden=9)}, "no effect unless values is state"),
-        ({"gamma": 1.5}, r"algo\.advantage\.gamma must be in \[0, 1\]"),
-        ({"min_spread": math.nan}, "min_spread must be > 0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        AdvantageConfig(**wrong)

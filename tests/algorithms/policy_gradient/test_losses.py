@@ -205,10 +205,7 @@ def test_the_james_stein_share_by_hand(gains, kept):
     assert james_stein_share(torch.tensor(gains, dtype=torch.float32)) == pytest.approx(kept)
 
 
-def test_impossible_settings_are_refused():
-    for wrong in ({"clip_low": 1.0}, {"clip_high": 0.0}, {"dual_clip": 1.0}, {"kl_weight": -0.1}, {"value_clip": 0.0}):
-        with pytest.raises(ValueError, match=str(next(iter(wrong)))):
-            LossConfig(**wrong)  # pyright: ignore[reportArgumentType]
+def test_a_loss_without_what_it_needs_is_refused():
     rows = torch.ones(1, 2)
     batch: dict[str, Any] = dict.fromkeys(("log_probs", "old_log_probs", "weights"), rows)
     batch |= {"is_action": rows > 0, "advantages": rows[0, :1]}

@@ -179,21 +179,6 @@ def test_a_turn_is_worth_by_how_much_the_score_of_the_clip_so_far_rises(
     assert found + rewards(after, pieces[1:]) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"per": "episode"}, "goes with reward.per turn"),
-        ({"without_answer": "neutral"}, "a gain needs both scores"),
-        ({"success_weight": 0.5}, "success_weight is beside the score of a whole episode"),
-        ({"clip": "turn", "teacher": "progress"}, "set reward.per episode or reward.clip growing"),
-        ({"source": "environment"}, "reward.clip have no effect without scores"),
-    ],
-)
-def test_a_growing_clip_without_sense_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        TurnRewardConfig(**{"source": "judged", "clip": "growing"} | settings)
-
-
 def test_an_unreadable_reply_is_not_shown_to_the_judge() -> None:
     scorer = Distance()
     labeller = RewardLabeller(TurnRewardConfig(source="judged", unreadable=-0.8), scorer)
@@ -520,22 +505,3 @@ def test_noise_is_measured_and_without_known_episodes_nothing_is() -> None:
         found(UNPLAYED, threshold="calibrated")
     with pytest.raises(UsageError, match="noise"):
         found(UNPLAYED, teacher="random")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"source": "mixture"}, "needs one at least"),
-        ({"source": "judged", "mixture": MixtureConfig(judged=1.0)}, "weights go with the source mixture"),
-        ({"source": "judged", "teacher": "biased"}, "biased teacher is about episodes"),
-        ({"threshold": 0.5}, "have no effect without scores"),
-        ({"source": "judged", "noise": 0.1}, "goes with the teacher progress"),
-        ({"source": "judged", "neutral": 0.1}, "no effect unless without_answer is neutral"),
-        ({"source": "judged", "threshold": 0.0}, "threshold must be in"),
-        ({"source": "judged", "threshold": "calibrated", "teacher": "random"}, "a calibrated threshold needs a judge"),
-        ({"source": "judged", "threshold": "calibrated", "monitor": MonitorConfig(preflight=0)}, "needs a judge"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TurnRewardConfig(**wrong)

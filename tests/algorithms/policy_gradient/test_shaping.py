@@ -205,20 +205,6 @@ def test_an_envs_own_reward_in_the_sum_may_shape_too(caplog):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"source": "environment", "shaping": "value"}, "learns from the outcomes of whole episodes"),
-        ({"source": "judged", "per": "turn", "shaping": "value"}, "reward.source success, or judged with"),
-        ({"value": SMALL}, "no effect without reward.shaping value"),
-        ({"corrects_noise": False}, "no effect without reward.shaping value"),
-    ],
-)
-def test_shaping_that_cannot_be_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TurnRewardConfig(**settings)
-
-
-@pytest.mark.parametrize(
     ("advantage", "is_fine"),
     [
         ({"estimator": "grpo"}, False), ({"estimator": "rloo"}, False), ({"estimator": "gigpo"}, False),

@@ -310,17 +310,6 @@ def test_slices_stay_float32_where_weights_are_computed_in_bfloat16(folder):
     assert len(moved) > 10
 
 
-def test_a_policy_that_cannot_be_sharded_is_refused():
-    for count, gpus in ((2, 0.5), (2, 2.0), (1, 1.5)):
-        with pytest.raises(ValueError, match="gpus_per_learner must be 1"):
-            PolicyGradientConfig(num_learners=count, gpus_per_learner=gpus)
-    assert PolicyGradientConfig(num_learners=1, gpus_per_learner=0.5).gpus_per_learner == 0.5
-    with pytest.raises(ValueError, match="num_learners >= 2"):
-        PolicyGradientConfig(shard=True, num_learners=1)
-    with pytest.raises(ValueError, match="sharded learners"):
-        PolicyGradientConfig(compute_dtype="bfloat16", num_learners=2)
-
-
 def put_in_buckets(folder: str) -> dict[str, Any]:
     """What each of two learners that share out 96 MiB takes at most while the weights are put in buckets of 8."""
     from torch.distributed.device_mesh import init_device_mesh
