@@ -30,12 +30,6 @@ def test_smoke_is_a_start_that_overrides_still_change():
     assert config.steps == 777 and config.eval == recipe("drawer_open").smoke().eval
 
 
-@pytest.mark.parametrize("words", [[], ["--smoke"]])
-def test_without_a_task_the_tasks_are_named(words):
-    with pytest.raises(UsageError, match="drawer_open"):
-        parse_run(words, "rlvlm run")
-
-
 def test_help_without_a_task_lists_tasks_and_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         parse_run(["--help"], "rlvlm run")

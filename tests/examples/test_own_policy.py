@@ -15,7 +15,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.policies.protocol import Reading
-from rlvlm.policies.vla.build import build_policy, read_policy
+from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.policy import SampledChunks
 
@@ -44,13 +44,6 @@ def test_densities_above_one_are_learned_from_like_any_log_prob():
         # every element of every step that was run is learned from, whatever the sign of its log-prob
         run = [np.arange(stored.shape[1]) < 7 * steps for steps in episode.steps]
         assert all(map(np.array_equal, episode.masks, run))
-
-
-def test_a_checkpoint_says_how_it_is_made_again():
-    policy = gaussian()
-    policy.spread[:] = 0.5
-    again: Any = read_policy(policy.meta(), ENV)
-    assert again.config == CONFIG and again.spread.tolist() == [0.5] * 7
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,6 @@ def test_a_statement_without_the_chat_template_goes_on_as_a_text_does():
         JudgeConfig(backend="openai", model="m", score="statement_raw")
 
 
-def test_a_statement_stands_behind_the_clip():
-    model = ScriptedModel(log_p=lambda count: [[-1.0, -2.0]] * count)
-    make_judge(model, score="statement").score([CLIP])
-    parts = model.chats[0][0]["content"]
-    assert [part["type"] for part in parts] == ["image"] * 3 + ["text"]
-    assert parts[-1]["text"].endswith("The answer is:") and "open the drawer" in parts[-1]["text"]
-
-
 ODDS = [
     # the form of the question; odds of the first token; the value, by hand: of all words, of the two, mean of ratings
     ("statement", {"True": 0.30, "The": 0.35, "False": 0.10, "Yes": 0.25}, 0.30),

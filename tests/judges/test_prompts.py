@@ -60,16 +60,6 @@ def test_a_goal_image_comes_before_what_is_judged():
     assert texts(scored)[2] == prompts.TAG_SCENE
 
 
-@pytest.mark.parametrize(
-    ("mode", "request_text"), [("rating", prompts.RATING_REQUEST), ("success", prompts.SUCCESS_REQUEST)]
-)
-def test_other_scores_differ_in_their_last_line_alone(mode, request_text):
-    clip = Clip(goal="open it", frames=BLACK)
-    progress = prompts.score_messages("progress", clip)
-    assert len(images_of(progress)) == 1 and "100" in texts(progress)[-1]
-    assert texts(prompts.score_messages(mode, clip)) == [*texts(progress)[:-1], request_text]
-
-
 def test_published_reward_models_are_asked_in_their_order():
     clip = Clip(
         goal="open it", frames=np.arange(40, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), np.uint8)

@@ -23,13 +23,6 @@ def test_a_first_feedback_after_the_end_is_reported():
     assert "the run ends at step 500" in late.notes()[0] and late.max_queries == 0
 
 
-def test_a_misspelt_task_names_the_nearest():
-    with pytest.raises(UsageError) as caught:
-        recipe("drawer_opne")
-    assert caught.value.fix == "did you mean drawer_open?"
-    assert recipe("drawer_open").task == "drawer_open"
-
-
 @pytest.mark.parametrize(("kind", "preset"), [("steps", ""), ("turns", "ppo"), ("chunks", "grpo")])
 def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind, preset):
     settings = EnvConfig(episode_steps=7)
@@ -84,6 +77,7 @@ def test_other_models_than_the_pocket_ones_see_the_benchmarks_images():
 def test_every_recipe_is_that_of_its_task_and_its_env_reads_what_it_sets():
     for name, make in RECIPES.items():
         assert make().task == name and recipe(name) == make()
+        assert recipe(name).smoke().steps <= recipe(name).steps
     for name in task_names():
         check_env_settings(name, recipe(name).env)
     doorkey, number_line = recipe("doorkey_6x6").env, recipe("number_line").env
@@ -118,11 +112,6 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
     assert small.steps // small.track.log_every_steps <= 20  # the console stays under 40 lines
     if isinstance(small, StepsRun):
         assert small.algo.seed_steps < small.feedback.first_step < small.steps
-
-
-@pytest.mark.parametrize("task", list(RECIPES))
-def test_every_recipe_has_a_smoke_run(task):
-    assert recipe(task).smoke().steps <= recipe(task).steps
 
 
 @pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().kind == "turns"])

@@ -35,13 +35,6 @@ def test_a_preference_is_a_verdict_with_its_stamp(edge):
     }
 
 
-def test_swapping_the_sides_swaps_the_label(edge):
-    pairs = [(DARK, LIGHT), (LIGHT, DARK), (DARK, DARK)]
-    queries = [{"goal": "open it", "left": [left], "right": [right]} for left, right in pairs]
-    answers = edge.post("/v1/preference/batch", {"queries": queries}).json()["answers"]
-    assert [(a["status"], a["label"]) for a in answers] == [("ok", "right"), ("ok", "left"), ("no_preference", "tie")]
-
-
 @pytest.mark.parametrize("status", [Status.INVALID, Status.FAILED])
 def test_missing_answers_stay_apart(tmp_path, status):
     stamp = Stamp(judge="j", revision="", prompt="p", decoding="d")

@@ -96,11 +96,6 @@ def test_the_rows_that_waited_longest_come_first_when_the_source_changes_again()
     assert other.num_waiting == 700, "the tail is shorter than a piece"
 
 
-def test_a_reward_that_is_not_finite_stops_the_run():
-    with pytest.raises(NumericsError, match="Scaled gave 3 rewards"):
-        label_on_arrival(rows(1, 3), Scaled(np.inf))
-
-
 def test_a_row_that_no_judge_could_label_never_enters_the_replay():
     class Unsure(Scaled):
         def label(self, transitions):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, StepsPlayer, to_transitions
+from rlvlm.algorithms.sac_pebble.player import EpisodeBuffer, StepsPlayer
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
@@ -32,12 +32,6 @@ def test_two_envs_whose_episodes_end_at_different_steps():
     np.testing.assert_allclose(second[0].env_rewards, [2])
     np.testing.assert_allclose(second[1].env_rewards, [0.1, 1.1, 2.1])
     assert buffer.get_state()["columns"] == {}
-
-
-def test_transitions_come_in_the_order_they_happened():
-    flat = to_transitions([step(0), step(1)])
-    np.testing.assert_allclose(flat.env_rewards, [0, 0.1, 1, 1.1])
-    np.testing.assert_allclose(flat.next_obs[:, 0], [1, 1.1, 2, 2.1])
 
 
 def test_the_tape_forgets_steps_that_no_running_episode_needs():

@@ -31,10 +31,6 @@ def test_completions_are_scored_and_missing_answers_are_none():
     assert logged == {"judge/answered": 0.5}
 
 
-def test_no_completions_are_no_rewards():
-    assert asked(Faulty(), []) == []
-
-
 def test_a_data_set_without_the_goal_says_which_column():
     with pytest.raises(UsageError, match="no column 'goal' with the goals; it has prompt, side") as raised:
         asked(Faulty(), ["a"], side=[4])
