@@ -103,7 +103,7 @@ class AnswersRun(RunConfig):
             ),
             Role(
                 name=LEARNER_ROLE, count=algo.num_learners, cpus=0.0 if gpus else 1.0,  # RLlib asks for a core or a GPU
-                gpus=gpus, setting="--algo.num-learners, --algo.gpus-per-learner", learns=True,
+                gpus=gpus, gpu_type=algo.gpu_type, setting="--algo.num-learners, --algo.gpus-per-learner", learns=True,
                 gpu_setting="--algo.gpus-per-learner 1",
             ),
         ]  # fmt: skip

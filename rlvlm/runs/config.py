@@ -99,7 +99,7 @@ class RunConfig(ABC):
         # what a judge, an engine and the run itself run on
         *("serve.*", "engine.*", "judge.store", "judge.device", "judge.attention", "judge.batch_size", "judge.api.*"),
         *("judge.engine.python", "judge.engine.tensor_parallel", "judge.engine.memory_share", "judge.engine.cache_gib"),
-        *("*.device", "*.threads", "*.env_runners", "*.env_workers", "*.num_learners", "*.gpus_per_*", "*.cache_mib"),
+        *("*.device", "*.threads", "*.env_runners", "*.env_workers", "*.num_learners", "*.gpu*", "*.cache_mib"),
         *("*.shard", "*.compute_dtype", "*.recompute", "*.microbatch_tokens"),
         # what an error advises to change: of a loss that is not finite, and of a judge that fails or is fooled
         *("algo.*lr", "reward_model.lr", "*.kl_weight"),

@@ -158,9 +158,8 @@ def plan_table(config: RunConfig) -> Table:
     for role in layout.roles:
         spots = Counter(layout.where[role.name])
         words = ", ".join(f"{count} on {name}" if role.count > 1 else name for name, count in spots.items())
-        rows.append(
-            (role.name, str(role.count), f"{role.cpus:g}", f"{role.gpus:g}", words, memory if role.learns else "-")
-        )
+        gpus = f"{role.gpus:g} {role.gpu_type}".strip()
+        rows.append((role.name, str(role.count), f"{role.cpus:g}", gpus, words, memory if role.learns else "-"))
     heads = ("role", "processes", "CPU each", "GPU each", "where", "memory of its GPU")
     return plain_table(heads, rows, words=(heads[0], *heads[4:]), wraps=heads[4:])
 

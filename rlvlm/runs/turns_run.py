@@ -94,7 +94,7 @@ class TurnsRun(AnswersRun):
         beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
         replicas = Role(
             name=f"the policy's replicas{beside}", count=engine.num_replicas, is_served=True,
-            cpus=engine.num_cpus, gpus=engine.num_gpus,
+            cpus=engine.num_cpus, gpus=engine.num_gpus, gpu_type=engine.gpu_type,
             setting="--engine.num-replicas, --engine.num-gpus",
             gpu_setting="" if engine.colocated else "--engine.num-gpus 1",
         )  # fmt: skip

@@ -42,6 +42,8 @@ class Role:
     """CPU cores of each process."""
     gpus: float = 0.0
     """GPUs of each process; below 1 it shares a GPU."""
+    gpu_type: str = ""
+    """Kind of these GPUs, as in a node's label `ray.io/accelerator-type`; empty: any."""
     setting: str
     """Setting that reduces their number or their resources."""
     gpu_setting: str = ""
@@ -60,6 +62,8 @@ def _check_replicas(config: "PlacementConfig | ServedEngineConfig", section: str
     # Ray assigns shares of one GPU or several whole ones, but nothing in between
     if config.num_gpus > 1 and config.num_gpus != int(config.num_gpus):
         raise ValueError(f"{section}.num_gpus above 1 must be a whole number, got {config.num_gpus}")
+    if config.gpu_type and not config.num_gpus:
+        raise ValueError(f"{section}.gpu_type has no effect without {section}.num_gpus; set both or neither")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +86,9 @@ class PlacementConfig:
     """CPU cores per replica."""
     num_gpus: NonNegativeFloat = 0.0
     """Share of a GPU per replica; with 0.5 two judges share a GPU, each limited to half of its memory."""
+    gpu_type: str = ""
+    """Kind of GPU in a cluster with several, as Ray labels its nodes (`ray.io/accelerator-type`), e.g. A100; empty:
+    any."""
     timeout_s: PositiveFloat = 120.0
     """Maximum wait for one request's answer, seconds."""
     retries: NonNegativeInt = 4
@@ -100,8 +107,9 @@ class PlacementConfig:
     def role(self, name: str, setting: str) -> Role:
         """Returns the replicas as processes of a run or an app; for messages, `setting` reduces them."""
         return Role(
-            name=name, count=self.num_replicas, is_served=True, cpus=self.num_cpus, gpus=self.num_gpus, setting=setting
-        )
+            name=name, count=self.num_replicas, is_served=True, cpus=self.num_cpus, gpus=self.num_gpus,
+            gpu_type=self.gpu_type, setting=setting,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +141,8 @@ class ServedEngineConfig:
     """CPU cores per replica."""
     num_gpus: NonNegativeFloat = 0.0
     """Share of a GPU per replica; 0.5 lets it share a GPU with a judge."""
+    gpu_type: str = ""
+    """Kind of GPU, as `serve.gpu_type`; empty: any."""
     timeout_s: PositiveFloat = 120.0
     """Maximum wait for a batch of replies, seconds."""
     retries: NonNegativeInt = 4
@@ -165,8 +175,8 @@ class ServedEngineConfig:
     def placement(self) -> PlacementConfig:
         """Returns these settings as those of a deployment."""
         return PlacementConfig(
-            num_replicas=self.num_replicas, num_cpus=self.num_cpus, num_gpus=self.num_gpus, timeout_s=self.timeout_s,
-            retries=self.retries, stall_s=self.stall_s,
+            num_replicas=self.num_replicas, num_cpus=self.num_cpus, num_gpus=self.num_gpus, gpu_type=self.gpu_type,
+            timeout_s=self.timeout_s, retries=self.retries, stall_s=self.stall_s,
         )  # fmt: skip
 
 

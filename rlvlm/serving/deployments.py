@@ -116,7 +116,7 @@ def _options(
             "num_cpus": placement.num_cpus,
             "num_gpus": placement.num_gpus,
             "runtime_env": environment,
-            **preferring(node_ids),
+            **preferring(node_ids, placement.gpu_type),
         },
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=MAX_QUEUED_REQUESTS,

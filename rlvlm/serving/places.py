@@ -36,6 +36,8 @@ _STATUS_S = 30.0
 """Time in which an autoscaler that has just been started says what it does, seconds."""
 _HOLD_S = 3.0
 """Time in which Ray holds places that are free, seconds."""
+_GPU_TYPE = "ray.io/accelerator-type"
+"""Label of a node with the kind of its GPUs; Ray sets it where it knows them."""
 _STATUS, _UNMANAGED = "__autoscaling_status", "node_"
 """Key under which Ray's first autoscaler says what it does, and the prefix of the types of nodes that none manages."""
 
@@ -48,6 +50,9 @@ class Node:
     cpus: float
     gpus: list[float] = field(default_factory=list)
     """Free share of each GPU."""
+    gpu_type: str | None = None
+    """Kind of these, as Ray labels the node; None: unknown, as of a machine that Ray has not seen, and taken for
+    any."""
     is_own: bool = False
     """Whether the run's own process is on it."""
     node_id: str = ""
@@ -56,7 +61,7 @@ class Node:
     def take(self, role: Role) -> bool:
         """Assigns resources to one process of `role`, as Ray does: shares of a GPU on the fullest with room."""
         # the small term: shares such as 0.1 do not add up exactly
-        if role.cpus > self.cpus + 1e-9:
+        if role.cpus > self.cpus + 1e-9 or (role.gpu_type and self.gpu_type not in (None, role.gpu_type)):
             return False
         if role.gpus >= 1:  # whole GPUs: Ray does not allow 1.5
             whole = [number for number, free in enumerate(self.gpus) if free == 1][: int(role.gpus)]
@@ -109,6 +114,7 @@ def cluster_nodes(*, only_free: bool = False) -> list[Node]:
                     name=name,
                     cpus=has.get("CPU", 0.0),
                     gpus=shares,
+                    gpu_type=node["Labels"].get(_GPU_TYPE, ""),
                     is_own=node["NodeID"] == own,
                     node_id=node["NodeID"],
                 )
@@ -119,20 +125,21 @@ def cluster_nodes(*, only_free: bool = False) -> list[Node]:
 def place(roles: Sequence[Role], machines: Sequence[Node]) -> dict[str, list[str]]:
     """Returns, by role, the names of the nodes on which its processes can be placed, one for each process.
 
-    Processes with the largest requests are placed first, because they fit in the fewest places.
+    Processes that name a kind of GPU, and then those with the largest requests, are placed first, because they fit in
+    the fewest places.
 
     Raises:
         MachineError: one cannot be placed; the message has each node's free resources and the settings to change.
     """
     found: dict[str, list[str]] = {role.name: [] for role in roles}
-    for role in sorted(roles, key=lambda role: (not role.is_own, -role.gpus, -role.cpus)):
+    for role in sorted(roles, key=lambda role: (not role.is_own, not role.gpu_type, -role.gpus, -role.cpus)):
         for number in range(role.count):
             taken = next((node for node in machines if (node.is_own or not role.is_own) and node.take(role)), None)
             if taken is None:
                 which = f" {number + 1} of {role.count}" if role.count > 1 else ""
-                left = "; ".join(f"{node.name} {node.cpus:g} CPU, {sum(node.gpus):g} GPU" for node in machines)
+                left = "; ".join(f"{node.name} {node.cpus:g} CPU, {_gpus(node)}" for node in machines)
                 raise MachineError(
-                    f"{role.name}{which} asks for {role.cpus:g} CPU and {role.gpus:g} GPU, and has no place: after the "
+                    f"{role.name}{which} asks for {role.cpus:g} CPU and {_gpus_of(role)}, and has no place: after the "
                     f"others are left {left}",
                     f"{role.setting}, or use a cluster that has them",
                 )
@@ -197,7 +204,8 @@ def _await_room(
     """Returns node ids on which Ray has found room for all processes of each role; see `reserve_places`."""
     reported = began - _REPORT_S
     # Ray's queue for what others hold, and what an autoscaler looks at
-    demand = placement_group([_bundle(role) for role in roles for _ in range(role.count)])
+    wanted = [role for role in roles for _ in range(role.count)]
+    demand = placement_group([*map(_bundle, wanted)], bundle_label_selector=[*map(_kind, wanted)])
     try:
         while not demand.wait(1):
             grows, coming = _autoscaler()
@@ -289,22 +297,42 @@ def bounded_start(placing: Placing) -> Iterator[None]:
         thread.join()
 
 
-def preferring(node_ids: Sequence[str]) -> dict[str, Any]:
-    """Returns Ray's options of an actor that starts on these nodes, or elsewhere once they are lost or full."""
+def preferring(node_ids: Sequence[str], gpu_type: str = "") -> dict[str, Any]:
+    """Returns Ray's options of an actor that starts on these nodes, or elsewhere once they are lost or full, but not on
+    GPUs of another kind than `gpu_type`; empty: any.
+    """
+    kind = {_GPU_TYPE: gpu_type} if gpu_type else {}
     if not node_ids:
-        return {}
-    selector = {"ray.io/node-id": f"in({','.join(dict.fromkeys(node_ids))})"}
-    return {"label_selector": selector, "fallback_strategy": [{"label_selector": {}}]}
+        return {"label_selector": kind} if kind else {}
+    selector = {"ray.io/node-id": f"in({','.join(dict.fromkeys(node_ids))})"} | kind
+    return {"label_selector": selector, "fallback_strategy": [{"label_selector": kind}]}
+
+
+def _gpus_of(role: Role) -> str:
+    """Returns the GPUs that a process of `role` asks for, in words: `1 GPU`, `0.5 GPU (A100)`."""
+    return f"{role.gpus:g} GPU" + (f" ({role.gpu_type})" if role.gpu_type else "")
+
+
+def _gpus(node: Node) -> str:
+    return f"{sum(node.gpus):g} GPU" + (f" ({node.gpu_type})" if node.gpu_type and node.gpus else "")
 
 
 def _bundle(role: Role) -> dict[str, float]:
     return {name: amount for name, amount in (("CPU", role.cpus), ("GPU", role.gpus)) if amount}
 
 
+def _kind(role: Role) -> dict[str, str]:
+    """Returns the labels of a node that has the GPUs of `role`."""
+    return {_GPU_TYPE: role.gpu_type} if role.gpu_type else {}
+
+
 def _listed(roles: Sequence[Role]) -> str:
     """Returns the roles with what each asks for."""
-    amounts = [" + ".join(f"{amount:g} {name}" for name, amount in _bundle(role).items()) for role in roles]
-    return ", ".join(f"{role.name} ({role.count} x {amount})" for role, amount in zip(roles, amounts, strict=True))
+    found = []
+    for role in roles:
+        amounts = [f"{role.cpus:g} CPU"] * bool(role.cpus) + [_gpus_of(role)] * bool(role.gpus)
+        found.append(f"{role.name} ({role.count} x {' + '.join(amounts)})")
+    return ", ".join(found)
 
 
 def _classes(actors: Iterable[Any]) -> Counter[str]:
@@ -318,6 +346,6 @@ def _lying() -> str:
     for node in cluster_nodes(only_free=True):
         there = _classes(actor for actor in actors if actor["Address"]["NodeID"] == node.node_id)
         names = ", ".join(f"{count} {name}" for name, count in there.items()) or "no actors"
-        found.append(f"{node.name} has {node.cpus:g} CPU and {sum(node.gpus):g} GPU free beside {names}")
+        found.append(f"{node.name} has {node.cpus:g} CPU and {_gpus(node)} free beside {names}")
     more = f"; and {len(found) - _MAX_SHOWN} more" if len(found) > _MAX_SHOWN else ""
     return "; ".join(found[:_MAX_SHOWN]) + more

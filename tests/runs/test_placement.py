@@ -1,6 +1,8 @@
 """Every process of a run has a place of its own before anything starts. The nodes are real, their GPUs are in name."""
 
 import re
+from copy import deepcopy
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,15 @@ def test_places_by_hand():
         "own": ["head"], "learners": ["cards", "cards"], "judge": ["cards", "cards"]
     }  # fmt: skip
     assert cards.gpus == [0.0, 0.0, 0.0] and cards.cpus == 0, "two halves share the third card"
+
+
+def test_a_kind_of_gpu_is_found_and_left_to_those_who_need_it():
+    small, large = (Node(name=kind, cpus=4, gpus=[1.0], gpu_type=kind) for kind in ("L4", "H200"))
+    roles = [role("judge", gpus=1), replace(role("learners", gpus=1), gpu_type="L4")]
+    assert place(roles, deepcopy([small, large])) == {"learners": ["L4"], "judge": ["H200"]}
+    with pytest.raises(MachineError, match=r"1 GPU \(L4\), and has no place: .* H200 4 CPU, 1 GPU \(H200\)"):
+        place(roles[1:], [large])
+    assert place(roles[1:], [Node(name="not there yet", cpus=4, gpus=[1.0])])["learners"] == ["not there yet"]
 
 
 def test_a_share_of_a_card_does_not_come_from_two():

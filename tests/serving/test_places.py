@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ LEARNER = Role(name="learners", gpus=1.0, setting="--learners.fewer")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster(ray_nodes: Any) -> Iterator[None]:
-    with ray_nodes({"num_cpus": 4, "num_gpus": 1}, {"num_cpus": 4, "num_gpus": 1}) as cluster:
+    kinds = [{"num_cpus": 4, "num_gpus": 1, "labels": {"ray.io/accelerator-type": kind}} for kind in ("L4", "H200")]
+    with ray_nodes(*kinds) as cluster:
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         yield
         ray.shutdown()
@@ -54,6 +56,26 @@ def test_a_judge_that_serve_spreads_leaves_a_whole_gpu_for_the_learner() -> None
         assert ray.get(late.node.remote()) == learner
         for process in (*halves, late):
             ray.kill(process)
+
+
+def test_a_kind_of_gpu_is_what_ray_is_asked_for() -> None:
+    kinds = {node.node_id: node.gpu_type for node in cluster_nodes()}
+    for kind in ("L4", "H200"):
+        judge = replace(JUDGE, gpu_type=kind)
+        with reserve_places([judge, LEARNER], fits(judge, LEARNER), Placing()) as found:
+            assert {kinds[node] for node in found["the judge"][0]} == {kind} != {kinds[found["learners"][0][0]]}
+        process = start(num_gpus=1, **preferring((), kind))  # as an app's replica, whose place nobody holds
+        assert kinds[ray.get(process.node.remote())] == kind
+        late = start(num_gpus=1, **preferring([*kinds], kind))  # the other kind is free, and will not do
+        answer = late.node.remote()
+        assert not ray.wait([answer], timeout=2)[0]
+        ray.kill(process)
+        assert kinds[ray.get(answer)] == kind
+        ray.kill(late)
+    other = replace(JUDGE, gpu_type="B200")
+    with pytest.raises(MachineError, match=r"0.5 GPU \(B200\), and has no place"):
+        with reserve_places([other], fits(other), Placing()):
+            pass
 
 
 def test_what_others_hold_is_named_and_waited_for() -> None:

@@ -234,6 +234,8 @@ class PolicyGradientConfig:
     cuda: the first visible GPU. For a VLM see policy.device."""
     gpus_per_learner: NonNegativeFloat = 0.0
     """GPUs that Ray reserves for each learner of `num_learners`."""
+    gpu_type: str = ""
+    """Kind of the learners' GPUs, as `serve.gpu_type`; empty: any."""
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         check_bounds(self, "algo")
@@ -241,6 +243,8 @@ class PolicyGradientConfig:
             if getattr(self, share) and not getattr(self, count):
                 raise ValueError(f"algo.{share} has no effect without algo.{count}; set both or neither")
         gpus = self.gpus_per_learner
+        if self.gpu_type and not gpus:
+            raise ValueError("algo.gpu_type has no effect without algo.gpus_per_learner; set both or neither")
         if gpus > 1 or (self.num_learners > 1 and gpus not in (0, 1)):
             raise ValueError(
                 f"algo.gpus_per_learner must be 1, or 0 for a CPU, got {gpus:g}: a learner computes on one GPU, and "
