@@ -24,6 +24,7 @@ REFUSED = {
     ],
     PolicyGradientConfig: [
         ({"gpus_per_learner": 0.5}, "no effect without"),
+        ({"gpu_type": "A100"}, "algo.gpu_type has no effect without algo.gpus_per_learner"),
         ({"num_learners": 65}, "never see a turn"),
         ({"num_learners": 2, "gpus_per_learner": 0.5}, "gpus_per_learner must be 1"),
         ({"num_learners": 2, "gpus_per_learner": 2.0}, "gpus_per_learner must be 1"),
@@ -64,6 +65,7 @@ REFUSED = {
         (ONE_REPLICA | {"num_gpus": 0.5, "colocated": True}, "engine.num_gpus must be 0 with engine.colocated"),
         (ONE_REPLICA | {"vllm": PolicyVllmConfig(eager=True)}, "no effect without engine.backend vllm"),
         ({"colocated": True}, "no effect without engine.num_replicas"),
+        (ONE_REPLICA | {"gpu_type": "A100"}, "engine.gpu_type has no effect without engine.num_gpus"),
         ({"num_gpus": 0.5}, "no effect without engine.num_replicas"),
         ({"backend": "vllm"}, "no effect without engine.num_replicas"),
     ],
