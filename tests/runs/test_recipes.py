@@ -114,7 +114,11 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
         assert small.algo.seed_steps < small.feedback.first_step < small.steps
 
 
-@pytest.mark.parametrize("task", [name for name, make in RECIPES.items() if make().kind == "turns"])
+POLICIES = {repr(make().policy): name for name, make in RECIPES.items() if make().kind == "turns"}
+"""A task for each policy that recipes have."""
+
+
+@pytest.mark.parametrize("task", POLICIES.values())
 def test_the_policy_of_every_recipe_loads(task):
     config = recipe(task)
     policy = load_policy(config.policy, num_actions=3)
