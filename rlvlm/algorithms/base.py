@@ -29,6 +29,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES,
 )
 
+from rlvlm.algorithms.checkpoint import Saving
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.heartbeat import start_heartbeat
 from rlvlm.algorithms.training_stats import TrainingStats
@@ -248,6 +249,20 @@ class BaseAlgorithm(Algorithm):
         """Learns from running rollouts, if there are any: called before an evaluation or a checkpoint, so that both are
         of the same moment.
         """
+
+    def begin_checkpoint(self, folder: Path, previous: Path) -> Saving:
+        """Begins a checkpoint of the present state, which is written while training goes on; the base method writes all
+        of it at once.
+
+        Args:
+            folder: folder of the checkpoint.
+            previous: folder of an earlier one, if it exists, whose files may be linked where they are the same.
+
+        Raises:
+            MachineError: the disk is full or cannot be written.
+        """
+        self.save_checkpoint(str(folder))
+        return Saving()
 
     def finish(self) -> None:
         """Waits for outstanding answers; called once, after the last round."""

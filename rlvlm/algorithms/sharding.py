@@ -215,6 +215,22 @@ def plain(value: Tensor) -> Tensor:
     return whole.float() if whole.dtype == torch.bfloat16 else whole
 
 
+def own_parts(values: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copies into main memory what this learner saves of `values`: its slices, and the first learner what all of them
+    hold whole.
+
+    Args:
+        values: by name; the slices may be as `local` returns them.
+        like: parameters by the same names, of which those that are slices tell.
+    """
+    is_first = not (distributed.is_available() and distributed.is_initialized() and distributed.get_rank())
+    return {
+        name: local(value).detach().to("cpu", copy=True)
+        for name, value in values.items()
+        if is_first or (value.ndim and is_sharded([like[name]]))  # a number of steps is the same everywhere
+    }
+
+
 def optimizer_tree(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Returns the whole state of `optimizer` as a state tree; if sharded, all learners call it together."""
     return {

@@ -111,7 +111,7 @@ class AnswersRun(RunConfig):
     def folders(self) -> dict[str, tuple[str, str]]:
         return {
             "sft.demonstrations": (self.sft.demonstrations, "demonstrations.json"),
-            "sft.start_from": (self.sft.start_from, "algorithm/policy.safetensors"),
+            "sft.start_from": (self.sft.start_from, "algorithm/policy.json"),
         }
 
     def check_objects(self, *, has_started: bool) -> None:

@@ -9,12 +9,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvlm.algorithms.checkpoint import MANIFEST, CorruptCheckpoint, check_folder, write_manifest
+from rlvlm.algorithms.checkpoint import MANIFEST, CorruptCheckpoint, Saving, check_folder, write_manifest
 from rlvlm.core.disk import make_link, sync_tree, write_whole
 from rlvlm.core.errors import MachineError
 from rlvlm.core.foreign import read_json
@@ -102,58 +103,108 @@ class CheckpointStore:
         self._keep = KEPT_AT_HOME if scratch else keep
         self._scratch = CheckpointStore(scratch, keep) if scratch else None
 
-    def save(self, state: RunState, write: Callable[[Path], None], is_best: bool) -> Path:
-        """Writes the step folder of `state` atomically, on scratch and at `path`.
+    def save(self, state: RunState, write: Callable[[Path], Saving | None], is_best: bool) -> Path:
+        """Writes a checkpoint as `begin` does, and returns its folder at `path` once it is complete.
+
+        Raises:
+            MachineError, OSError: writing to `path` failed; older checkpoints are unchanged.
+        """
+        scratch = self._scratch
+        try:
+            self.begin(state, write, is_best).has_ended(waits=True)
+        except (MachineError, OSError):
+            if self._scratch is scratch:
+                raise
+            self.begin(state, write, is_best).has_ended(waits=True)
+        return self._folder(state)
+
+    def begin(self, state: RunState, write: Callable[[Path], Saving | None], is_best: bool) -> Saving:
+        """Begins the step folder of `state`, on scratch and at `path`, each of which gets its name once it is complete.
 
         Args:
             state: state of the run loop.
-            write: writes the algorithm's files into the given folder.
+            write: writes the algorithm's files into the given folder, or begins to.
             is_best: whether to move the link `best` to it.
 
-        Returns:
-            The step folder at `path`, or on scratch if scratch refused the write.
-
         Raises:
-            OSError: writing to `path` failed; older checkpoints are unchanged.
+            MachineError, OSError: writing to `path` failed; older checkpoints are unchanged.
         """
-        fast: Path | None = None
+        self.clear_unfinished()  # one may have been given up while a learner still wrote
+        fast: Saving | None = None
         if self._scratch is not None:
             try:
-                fast = self._scratch.save(state, write, is_best)
+                fast = self._scratch.begin(state, write, is_best)
             except (MachineError, OSError) as error:
                 logger.warning("cannot write a checkpoint to scratch, so it goes to %s: %s", self.path, error)
-        final = self.path / f"{PREFIX}{state.env_steps:08d}"
-        partial = self.path / f".{final.name}.partial"
-        if not final.exists():  # the state of a step never differs, so an existing folder stays
-            shutil.rmtree(partial, ignore_errors=True)
-            try:
+        final = self._folder(state)
+        partial, is_new = self.path / f".{final.name}.partial", not final.exists()
+        parts = fast or Saving()
+        if is_new:  # the state of a step never differs, so an existing folder stays
+            with self._removing(partial):
                 partial.mkdir(parents=True)
                 if fast is None:
-                    write(partial / "algorithm")
-                else:
-                    shutil.copytree(fast / "algorithm", partial / "algorithm")
-                write_whole(partial / STATE, json.dumps(asdict(state)))
-                # files covered by the algorithm's own manifest are not hashed again
-                manifest = partial / "algorithm" / MANIFEST
-                spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
-                files = sorted(path for path in partial.rglob("*") if path.is_file())
-                own = [file for file in files if file.parent != manifest.parent or file.name not in spoken_for]
-                write_manifest(partial, [str(file.relative_to(partial)) for file in own])
-                # synced before it gets its name: a power cut leaves a complete checkpoint or none
-                sync_tree(partial)
-                os.replace(partial, final)
-            except BaseException:
-                shutil.rmtree(partial, ignore_errors=True)
-                raise
-        self._point("last", final)
-        if is_best:
-            self._point("best", final)
-        # only the newest are kept; the best may be older than all of them
+                    parts = write(partial / "algorithm") or parts
+
+        def collect(waits: bool) -> bool:
+            with self._removing(partial), self._leaving_scratch(is_used=fast is not None):
+                return parts.collect(waits)
+
+        def close() -> None:
+            with self._removing(partial):
+                with self._leaving_scratch(is_used=fast is not None):
+                    parts.close()
+                if is_new:
+                    if fast is not None and self._scratch is not None:
+                        shutil.copytree(self._scratch._folder(state) / "algorithm", partial / "algorithm")
+                    self._complete(partial, state)
+                    os.replace(partial, final)
+            self._point("last", final)
+            if is_best:
+                self._point("best", final)
+            self._prune()
+
+        return Saving(collect, close)
+
+    def _folder(self, state: RunState) -> Path:
+        return self.path / f"{PREFIX}{state.env_steps:08d}"
+
+    def _prune(self) -> None:
+        """Keeps only the newest, and the best, which may be older than all of them."""
         best = self.best()
         for checkpoint in self._own()[: -self._keep]:
             if best is None or checkpoint.path != best.path:
                 shutil.rmtree(checkpoint.path)
-        return final
+
+    def _complete(self, partial: Path, state: RunState) -> None:
+        """Writes the run loop's state and the manifest beside the algorithm's files in `partial`, all of it to disk."""
+        write_whole(partial / STATE, json.dumps(asdict(state)))
+        # files covered by the algorithm's own manifest are not hashed again
+        manifest = partial / "algorithm" / MANIFEST
+        spoken_for = json.loads(manifest.read_bytes()) if manifest.exists() else {}
+        files = sorted(path for path in partial.rglob("*") if path.is_file())
+        own = [file for file in files if file.parent != manifest.parent or file.name not in spoken_for]
+        write_manifest(partial, [str(file.relative_to(partial)) for file in own])
+        # synced before it gets its name: a power cut leaves a complete checkpoint or none
+        sync_tree(partial)
+
+    @contextmanager
+    def _removing(self, partial: Path) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    @contextmanager
+    def _leaving_scratch(self, *, is_used: bool) -> Iterator[None]:
+        """Lets later checkpoints go to `path` alone if scratch fails while one is written."""
+        try:
+            yield
+        except (MachineError, OSError) as error:
+            if is_used:
+                self._scratch = None
+                logger.warning("cannot write to scratch, so later checkpoints go to %s: %s", self.path, error)
+            raise
 
     def all(self) -> list[Checkpoint]:
         """Returns the finished checkpoints, oldest first, copies at `path` rather than on scratch; maybe corrupt."""

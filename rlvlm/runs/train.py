@@ -21,7 +21,7 @@ from ray.exceptions import (
 )
 
 from rlvlm.algorithms.base import BaseAlgorithm
-from rlvlm.algorithms.checkpoint import CorruptCheckpoint, check_folder
+from rlvlm.algorithms.checkpoint import CorruptCheckpoint, Saving, check_folder
 from rlvlm.algorithms.evaluation import Evaluation
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
@@ -45,7 +45,7 @@ from rlvlm.judges.goal_image import with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
 from rlvlm.runs.build import film_draw, goal_image, imported_meanwhile, open_algorithm
-from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound
+from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound, resolved
 from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.folder import RunFolder, label_store, read_state
 from rlvlm.runs.memory import MemoryWatch
@@ -128,6 +128,8 @@ class Training:
         # time and step of the last rounds, for a recent speed, because rounds get slower or faster
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])
+        self._saving: tuple[int, Saving] | None = None
+        """Step of the checkpoint that is being written."""
 
     @property
     def state(self) -> RunState:
@@ -183,6 +185,7 @@ class Training:
             is_best = self._evaluate()
             self._log(is_due=True)
             self._try_to_save(is_best)
+            self._settle(waits=True)
             self._recent.clear()  # remaining time is estimated from training rounds alone
             self._recent.append((self.state.wall_s, self.state.env_steps))
         if any(self._folder.checkpoints.newest_first()):
@@ -192,6 +195,7 @@ class Training:
         """Runs one round: train, evaluate, log; saves if a checkpoint is due, as at the last step."""
         before = self._algorithm.env_steps
         self._algorithm.train()
+        self._settle(waits=False)
         config = self._config
         # finish learning from running rollouts first: evaluation and checkpoint must be of the same moment
         if any(self._crosses(p, before) for p in (config.eval.every_steps, config.track.checkpoint_every_steps)):
@@ -209,25 +213,31 @@ class Training:
             self._try_to_save(is_best)
 
     def save(self, is_best: bool = False) -> None:
-        """Saves a checkpoint of the present state, unless there is one already.
+        """Saves a checkpoint of the present state, unless there is one already, and returns once it is complete.
 
         Raises:
             MachineError, OSError: writing failed.
         """
+        self._settle(waits=True)
+        self._folder.checkpoints.save(self.state, self._begin_checkpoint, is_best)
 
-        def write(folder: Path) -> None:
-            self._algorithm.save_checkpoint(str(folder))
-            self._recorder.keep(self._algorithm.drain_records())  # those that came in while saving waited for them
-
-        self._folder.checkpoints.save(self.state, write, is_best)
+    def _begin_checkpoint(self, folder: Path) -> Saving:
+        saving = self._algorithm.begin_checkpoint(folder, resolved(folder.parent.with_name("last")) / folder.name)
+        self._recorder.keep(self._algorithm.drain_records())  # those that came in while saving waited for them
+        return saving
 
     def finish(self, exit_reason: str, *, has_pages: bool = True) -> None:
-        """Writes summary and videos, lets the listener draw the folder, and closes the trackers.
+        """Completes a checkpoint that is being written, writes summary and videos, lets the listener draw the folder,
+        and closes the trackers.
 
         Args:
             exit_reason: `done`, or why it stopped earlier; only a finished run is filmed.
             has_pages: False only writes the summary, e.g. while a caller waits and the run will continue.
         """
+        try:
+            self._settle(waits=True)
+        except RunError as error:  # the run may be ending by this very error
+            self._console.line(f"the checkpoint being written is not saved: {error}")
         if not has_pages:
             self._folder.write_summary(summarise(self._folder, self._config, self.state, exit_reason))
             self._trackers.close()
@@ -255,11 +265,27 @@ class Training:
         self._trackers.close()
 
     def _try_to_save(self, is_best: bool) -> None:
-        """Saves a checkpoint; if writing fails, training continues and the next one is tried."""
+        """Begins a checkpoint, which is written while training goes on; if writing fails, training continues and the
+        next one is tried.
+        """
+        self._settle(waits=True)  # never two copies of all weights
+        step = self._algorithm.env_steps
         try:
-            self.save(is_best)
+            self._saving = step, self._folder.checkpoints.begin(self.state, self._begin_checkpoint, is_best)
         except (MachineError, OSError) as error:
-            self._console.line(f"checkpoint at step {self._algorithm.env_steps:,} not saved: {error}")
+            self._console.line(f"checkpoint at step {step:,} not saved: {error}")
+        self._settle(waits=False)
+
+    def _settle(self, *, waits: bool) -> None:
+        """Looks after the checkpoint that is being written, if there is one; with `waits` until it is complete."""
+        if self._saving is None:
+            return
+        (step, saving), self._saving = self._saving, None
+        try:
+            if not saving.has_ended(waits=waits):
+                self._saving = step, saving
+        except (MachineError, OSError) as error:
+            self._console.line(f"checkpoint at step {step:,} not saved: {error}")
 
     def _evaluate(self) -> bool:
         """Evaluates the present policy, and returns whether no earlier evaluation was better."""

@@ -1,18 +1,42 @@
 import errno
+import os
 import random
+import signal
+import warnings
+from concurrent.futures import wait
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from damaged import damage
 
-from rlvlm.algorithms.checkpoint import CorruptCheckpoint, PolicyFile, save_tree
+from rlvlm.algorithms import checkpoint as files
+from rlvlm.algorithms.checkpoint import (
+    ADAM,
+    POLICY,
+    START,
+    CorruptCheckpoint,
+    PolicyFile,
+    Saving,
+    TreeWriter,
+    in_background,
+    load_policy_file,
+    load_tree,
+    marks,
+    save_tree,
+    tensor_file,
+    write_parts,
+)
 from rlvlm.core.errors import MachineError
 from rlvlm.runs.checkpoints import CheckpointStore, RunState, checkpoint_store, newest_sound
 from rlvlm.runs.folder import create_folder, find_folder
 from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.train import Training
 
 
 def state(step: int) -> RunState:
@@ -133,6 +157,155 @@ def test_a_missing_file_is_noticed_and_a_run_without_a_sound_checkpoint_says_so(
         (checkpoint.path / name).unlink()
     with pytest.raises(CorruptCheckpoint, match="no checkpoint of the run is intact.*step_00000100"):
         newest_sound(three.newest_first())
+
+
+def begin_shared(step: int, folder: Path) -> Saving:
+    """Begins a checkpoint as two learners do that share out the weights: [4, 2] of them, all equal to `step`."""
+    previous = folder.parent.with_name("step_00000100") / "algorithm"
+    start = {tensor_file(START, rank, 2): digest for rank, digest in enumerate(read_starts(previous))}
+    writer, digests = TreeWriter(folder), {}
+    kinds = [POLICY, ADAM] if writer.link(previous, start) else [POLICY, ADAM, START]
+    half = {"w": torch.full((2, 2), float(step))}
+    parts = [{tensor_file(kind, rank, 2): half for kind in kinds} for rank in (0, 1)]
+    written = [in_background(partial(write_parts, writer.partial, part)) for part in parts]
+    writer.write({"step": step, "learner": {kind: marks(kind, ["w"]) for kind in (POLICY, ADAM, START)}}, "vlm", {})
+
+    def collect(waits: bool) -> bool:
+        wait(written)  # whoever still writes would do so while the rest is removed
+        with writer.guarded():
+            for part in written:
+                digests.update(part.result())
+        return True
+
+    return Saving(collect, lambda: writer.close(digests))
+
+
+def read_starts(algorithm: Path) -> list[str]:
+    if not algorithm.exists():
+        return []
+    return [digest for name, digest in files.read_manifest(algorithm, ()).items() if name.startswith(START)]
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A store with a checkpoint of two learners that share out the weights."""
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    store.save(state(100), partial(begin_shared, 100), is_best=False)
+    return store
+
+
+def value_of(store: CheckpointStore) -> float:
+    """The one value of all tensors in the newest sound checkpoint, of which each kind has its own file a learner."""
+    newest = newest_sound(store.newest_first())
+    assert newest is not None
+    tree = load_tree(newest.algorithm)
+    values = [tree["learner"][POLICY]["w"], tree["learner"][ADAM]["w"], load_policy_file(newest.algorithm).weights["w"]]
+    (value,) = {float(each) for value in values for each in value.ravel()}
+    assert {value.shape for value in values} == {(4, 2)} and value == tree["step"] == newest.step
+    assert (tree["learner"][START]["w"] == 100).all()  # noqa: PLR2004 - of the first one, for ever
+    return value
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "left"),
+    [
+        (files.TreeWriter, "write", 100),  # weights are copied, learners begin to write
+        (files.os, "fsync", 100),  # a part is written, none is on disk
+        (files.TreeWriter, "close", 100),  # all parts are on disk
+        (files, "replace_folder", 100),  # with their manifest
+        (CheckpointStore, "_complete", 100),
+        (CheckpointStore, "_prune", 200),
+    ],
+)
+def test_a_kill_while_learners_write_leaves_a_checkpoint_to_go_on_from(shared, monkeypatch, place, name, left):
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads, which ends at once
+        child = os.fork()
+    if not child:
+        setattr(place, name, die)
+        shared.save(state(200), partial(begin_shared, 200), is_best=False)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert value_of(shared) == left
+    shared.clear_unfinished()
+    assert not list(shared.path.glob(".*"))
+    shared.save(state(300), partial(begin_shared, 300), is_best=False)
+    assert value_of(shared) == 300
+
+
+def test_the_weights_of_the_start_are_on_disk_once(shared):
+    shared.save(state(200), partial(begin_shared, 200), is_best=False)
+    first, second = (found.algorithm / tensor_file(START, 1, 2) for found in shared.all())
+    assert first.samefile(second) and value_of(shared) == 200
+    shared.save(state(300), partial(begin_shared, 300), is_best=False)
+    for step in (100, 200):
+        (shared.path / f"step_{step:08d}").rename(shared.path / f"moved_{step}")
+    assert value_of(shared) == 300, "each holds all that it needs"
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_disk_that_fills_while_learners_write_leaves_the_checkpoint_before(shared, monkeypatch, count):
+    calls = []
+
+    def fill(descriptor: int, real=os.fsync) -> None:
+        calls.append(descriptor)
+        if len(calls) > count:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    with pytest.raises(MachineError, match="the disk is full"):
+        shared.save(state(200), partial(begin_shared, 200), is_best=False)
+    monkeypatch.undo()
+    assert value_of(shared) == 100
+    assert sorted(file.name for file in shared.path.iterdir()) == ["last", "step_00000100"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_after_one_that_failed(tmp_path):
+    folder = create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
+    lines, is_written = [], []
+    algorithm = SimpleNamespace(env_steps=100, drain_records=list)
+    training: Any = Training.__new__(Training)  # without envs and trackers
+    training._folder, training._algorithm, training._saving = folder, algorithm, None
+    training._console, training._recorder = SimpleNamespace(line=lines.append), SimpleNamespace(keep=lambda rows: None)
+    training._before, training._memory, training._started = state(0), SimpleNamespace(peak_mb=1.0), 0.0
+    training._settings, training._changes = {}, []
+
+    def fail() -> None:
+        raise MachineError("the disk is full")
+
+    def begin(path: Path, previous: Path) -> Saving:
+        write(path)
+        close = fail if algorithm.env_steps == 200 else lambda: None
+        return Saving(lambda waits: waits or bool(is_written), close)
+
+    algorithm.begin_checkpoint = begin
+    for algorithm.env_steps in (100, 200, 300):
+        training._try_to_save(is_best=False)
+        training._settle(waits=False)
+        assert steps(folder.checkpoints) == [100] * (algorithm.env_steps > 100), "it is still written"
+    is_written.append(True)
+    training._settle(waits=True)
+    assert lines == ["checkpoint at step 200 not saved: the disk is full"]
+    algorithm.env_steps = 400
+    training.save()
+    assert steps(folder.checkpoints) == [300, 400]
+    algorithm.env_steps, algorithm.begin_checkpoint = 500, lambda path, previous: Saving(close=fail)
+    with pytest.raises(MachineError, match="the disk is full"):
+        training.save()  # the last one must not be lost in silence
+    assert steps(folder.checkpoints) == [300, 400]
+
+
+def test_a_part_that_is_missing_is_noticed(shared):
+    folder = shared.all()[0].algorithm
+    names = [name for name in files.read_manifest(folder, ()) if name != tensor_file(POLICY, 1, 2)]
+    files.write_manifest(folder, names)
+    for load in (load_tree, load_policy_file):
+        with pytest.raises(CorruptCheckpoint, match="of the files of policy there are 1, not 2"):
+            load(folder)
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_a_folder_that_is_not_there_or_holds_no_model_is_refused(task, setting, 
 def test_a_start_that_learned_other_actions_is_refused_before_anything_starts(tmp_path):
     config = override(recipe("number_line"), {"sft.start_from": str(tmp_path)})
     (tmp_path / "algorithm").mkdir()
-    (tmp_path / "algorithm" / "policy.safetensors").touch()
+    (tmp_path / "algorithm" / "policy.json").touch()
     for names, is_right in ((("-", "+"), True), (("hit", "stand"), False)):
         write_sft_manifest(tmp_path, sft_manifest_of("blackjack", config.env, config.policy, names))
         with nullcontext() if is_right else pytest.raises(UsageError, match="its actions are not '-'"):

@@ -22,7 +22,7 @@ arXiv:2402.03300 (GRPO); Li et al. 2025, arXiv:2509.09674 (SimpleVLA-RL). Depart
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlvlm.algorithms.base import BaseAlgorithm
-from rlvlm.algorithms.checkpoint import load_tree, save_tree
+from rlvlm.algorithms.checkpoint import START, Saving, TreeWriter, load_tree, read_manifest, write_parts
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
@@ -44,7 +44,7 @@ from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor
-from rlvlm.algorithms.policy_gradient.player import policy_file
+from rlvlm.algorithms.policy_gradient.player import kind_of
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
@@ -107,6 +107,8 @@ class PolicyGradient(BaseAlgorithm):
         self._readable = ReadableMonitor(algo.max_invalid_share)
         self._version, self._is_prepared, self._is_warned, self._update_s = 0, False, False, 0.0
         self._buckets: list[Bucket] = []
+        self._start_files: dict[str, str] = {}
+        """SHA-256 by file of the weights of the start, once a checkpoint has them."""
         estimator = find_estimator(algo.advantage.estimator)
         self._is_compared = "groups" in estimator.needs
         if estimator.has_critic and algo.advantage.values == "policy" and not self.policy.has_values:
@@ -201,6 +203,7 @@ class PolicyGradient(BaseAlgorithm):
             if not measured:
                 self.learners.begin_as(self.policy, self.rollouts.bucket_bytes)
             self.learners.call_all("begin")
+        self._start_files = {}
         self._version += 1  # its weights differ from those that the engine was created with
         self._stats.note({**measured, **self.rollouts.validate(measured, self._version, self.learners, log)})
         self._is_prepared = True
@@ -362,16 +365,26 @@ class PolicyGradient(BaseAlgorithm):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes everything needed to resume exactly, atomically.
 
-        Encoded images are forgotten: a resumed run starts without them, and encoding images in other batches would
-        change their last bits.
-
         Raises:
             MachineError: the disk is full or cannot be written.
         """
+        self.begin_checkpoint(Path(checkpoint_dir), Path()).has_ended(waits=True)
+
+    def begin_checkpoint(self, folder: Path, previous: Path) -> Saving:
+        """Copies weights and Adam's averages into main memory, from where each learner writes its part while training
+        goes on; the rest is written at once. See the base method.
+
+        The weights of the start are written once: later checkpoints link the files of the one before.
+
+        Encoded images are forgotten: a resumed run starts without them, and encoding images in other batches would
+        change their last bits.
+        """
         self.flush_pending()  # running rollouts cannot be saved
+        writer = TreeWriter(folder)
+        has_start = writer.link(previous, self._start_files)
         tree = {
             "runner": self.rollouts.group.get_state(),
-            "learner": self.learners.call("save_tree"),
+            "learner": self.learners.call("begin_writing", str(writer.partial), has_start),
             "scale": self.policy.meta().get("statistics") or None,
             "tally": self._stats.get_state(),
             "labeller": self._labeller.get_state(),
@@ -381,8 +394,32 @@ class PolicyGradient(BaseAlgorithm):
             "version": self._version,
             "iteration": self._iteration,
         }
-        save_tree(Path(checkpoint_dir), tree, policy_file(self.policy), self)
+        meta = self.policy.meta()
+        writer.write(tree, kind_of(meta), meta, self)
         self._forget_images()
+        digests: dict[str, str] = {}
+        unwritten: dict[str, Any] = {}
+
+        def collect(waits: bool) -> bool:
+            with writer.guarded():
+                parts = self.learners.call_all("written", str(writer.partial), waits)
+                if any(part is None for part in parts):
+                    return False
+                for part in parts:
+                    if part.error:
+                        raise OSError(part.errno, part.error)
+                    digests.update(part.digests)
+                    unwritten.update(part.unwritten)
+            return True
+
+        def close() -> None:
+            with writer.guarded():  # parts of learners that do not see this disk
+                digests.update(write_parts(writer.partial, unwritten))
+            writer.close(digests)
+            if not has_start:
+                self._start_files = _start_files(digests)
+
+        return Saving(collect, close)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Resumes from a checkpoint of the same config, bit-identical to an uninterrupted run.
@@ -394,6 +431,7 @@ class PolicyGradient(BaseAlgorithm):
             CorruptCheckpoint: a file is missing or has changed since it was written.
         """
         tree = load_tree(Path(checkpoint_dir))
+        self._start_files = _start_files(read_manifest(Path(checkpoint_dir), ()))
         self.rollouts.group.set_state(tree["runner"])
         self.learners.call_all("load_tree", tree["learner"])
         self._sync_weights()
@@ -429,6 +467,11 @@ class PolicyGradientAlgorithmConfig(TokenConfig):
 
     def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
         super().__init__(algo_class or PolicyGradient, algo)
+
+
+def _start_files(digests: Mapping[str, str]) -> dict[str, str]:
+    """Returns what a manifest has of the weights of the start."""
+    return {name: digest for name, digest in digests.items() if name.startswith(START)}
 
 
 def check_versions(episodes: Sequence[TokenEpisode], version: int, staleness: int) -> None:

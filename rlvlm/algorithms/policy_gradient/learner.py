@@ -9,6 +9,9 @@ together, see `algorithms.learners`.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +20,9 @@ import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module.torch import TorchRLModule
-from torch import Tensor
+from torch import Tensor, distributed
 
+from rlvlm.algorithms.checkpoint import ADAM, POLICY, START, Written, in_background, marks, tensor_file, write_parts
 from rlvlm.algorithms.learners import ManualLearner, all_reduce, check_weights
 from rlvlm.algorithms.policy_gradient import losses
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
@@ -36,10 +40,9 @@ from rlvlm.algorithms.sharding import (
     is_sharded,
     load_optimizer_tree,
     local,
-    optimizer_tree,
+    own_parts,
     plain,
     put_buckets,
-    rejoined,
     shard,
 )
 from rlvlm.core import metrics
@@ -102,6 +105,12 @@ class TokenLearner(ManualLearner):
     """Receives progress messages of the supervised start."""
     _algo: PolicyGradientConfig
     _env: Any
+    _writing: "Future[dict[str, str]] | None" = None
+    """This learner's part of a checkpoint, while it is written."""
+    _unwritten: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+    """Its part by file, where this machine does not see the checkpoint's folder."""
+    _writes_to = ""
+    """That folder."""
     imitator: Imitator | None = None
     """The supervised start while it is running."""
 
@@ -372,15 +381,37 @@ class TokenLearner(ManualLearner):
         """Returns the newest update's metrics, none before the first, and the number of updates so far."""
         return {**self._latest, metrics.UPDATES: float(self.num_updates)}
 
-    def save_tree(self) -> dict[str, Any]:
-        """Returns everything needed for a bit-identical continuation, as a state tree."""
-        own = self.policy.trained_state()
-        with at_hand(self._optimizer, self._algo.offload):
-            adam = optimizer_tree(self._optimizer)
+    def begin_writing(self, folder: str, has_start: bool) -> dict[str, Any]:
+        """Copies this learner's part of a checkpoint into main memory, and writes it while learning goes on.
+
+        Args:
+            folder: where the files go; a learner on a machine without it hands its part over in `written`.
+            has_start: whether the weights of the start are in files already.
+
+        Returns:
+            Everything else that is needed for a bit-identical continuation, as a state tree that names the tensors.
+        """
+        if self._writing is not None:
+            wait([self._writing])  # given up by the run, and never more than one copy
+        own, states = self.policy.trained_state(), self._optimizer.state_dict()["state"]
+        adam = {f"{number}.{name}": value for number, state in states.items() for name, value in state.items()}
+        slices = {name: self.parameters[int(name.partition(".")[0])] for name in adam}
+        parts = {POLICY: own_parts(own, own), ADAM: own_parts(adam, slices)}
+        if not has_start:
+            parts[START] = own_parts(self.batches.start, own)
+        is_split = is_sharded(own.values())
+        place = (distributed.get_rank(), distributed.get_world_size()) if is_split else (0, 1)
+        files = {tensor_file(kind, *place): part for kind, part in parts.items() if part}
+        self._writes_to = folder
+        if Path(folder).is_dir():
+            self._unwritten, self._writing = {}, in_background(partial(write_parts, Path(folder), files))
+        else:
+            self._unwritten, self._writing = files, None
+        adam_marks = marks(ADAM, adam)
         return {
-            "trained": {name: plain(value) for name, value in own.items()},
-            "adam": adam,
-            "start": {name: plain(rejoined(value, own[name])) for name, value in self.batches.start.items()},
+            "trained": marks(POLICY, own),
+            "adam": {str(n): {name: adam_marks[f"{n}.{name}"] for name in state} for n, state in states.items()},
+            "start": marks(START, self.batches.start),
             "generator": self._generator.get_state().numpy(),
             "order": self._order.bit_generator.state,
             "num_updates": self.num_updates,
@@ -388,8 +419,27 @@ class TokenLearner(ManualLearner):
             "latest": self._latest,
         }
 
+    def written(self, folder: str, waits: bool) -> Written | None:
+        """Returns what came of this learner's part of the checkpoint in `folder`; None if it is still being written,
+        with `waits` once it is not.
+
+        Raises:
+            NumericsError: a weight of the policy is not finite.
+        """
+        if folder != self._writes_to:
+            return Written(error="another checkpoint was begun before it was written")
+        if self._writing is None:
+            left, self._unwritten = self._unwritten, {}
+            return Written(unwritten=left)
+        if not (waits or self._writing.done()):
+            return None
+        try:
+            return Written(digests=self._writing.result())
+        except OSError as error:
+            return Written(error=str(error), errno=error.errno or 0)
+
     def load_tree(self, tree: dict[str, Any]) -> None:
-        """Restores what `save_tree` returned; learning rates stay those of the present config."""
+        """Restores the tree of a checkpoint; learning rates stay those of the present config."""
         own = self.policy.trained_state()
         self.policy.load_trained_state(
             {name: torch.as_tensor(np.array(value)).to(own[name].dtype) for name, value in tree["trained"].items()}

@@ -190,7 +190,12 @@ def policy_file(policy: Any) -> PolicyFile:
     """Returns the policy's part of a checkpoint: trained weights and, for a VLA, its config and its scale."""
     weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
     meta = policy.meta()
-    return PolicyFile(kind=VLA_KIND if meta else VLM_KIND, weights=weights, meta=meta)
+    return PolicyFile(kind=kind_of(meta), weights=weights, meta=meta)
+
+
+def kind_of(meta: Mapping[str, Any]) -> str:
+    """Returns the kind of the policy with these arguments: a VLM has none."""
+    return VLA_KIND if meta else VLM_KIND
 
 
 def load_vlm(policy: ReplyPolicy, folder: Path) -> None:

@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch import distributed
 
+from rlvlm.algorithms.checkpoint import TreeWriter
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
+from rlvlm.algorithms.sharding import plain
+
 _CONTEXT = multiprocessing.get_context("forkserver")  # forks of a process that has only imported
 _CONTEXT.set_forkserver_preload(["rlvlm.algorithms.policy_gradient.algorithm", "transformers", "peft"])
 
@@ -38,6 +42,30 @@ def side_by_side(count: int, function: Callable[..., Any], *arguments: Any, time
     for answer in answers:
         assert not (isinstance(answer, str) and answer.startswith("Traceback")), answer
     return answers
+
+
+def save_together(learner: TokenLearner, folder: Path) -> None:
+    """Writes a checkpoint of the `learner` of each process into `folder`, as an algorithm does."""
+    is_several = distributed.is_initialized()
+    writers, parts = [None if is_several and distributed.get_rank() else TreeWriter(folder)], [None]
+    if is_several:
+        distributed.broadcast_object_list(writers)
+        parts *= distributed.get_world_size()
+    tree = learner.begin_writing(str(writers[0].partial), has_start=False)
+    parts[0] = own = learner.written(str(writers[0].partial), waits=True)
+    if is_several:
+        distributed.all_gather_object(parts, own)
+    if not is_several or distributed.get_rank() == 0:
+        assert not any(part.error for part in parts)
+        writers[0].write({"learner": tree}, "vlm", {})
+        writers[0].close({name: digest for part in parts for name, digest in part.digests.items()})
+    if is_several:
+        distributed.barrier()
+
+
+def trained(learner: TokenLearner) -> dict[str, torch.Tensor]:
+    """The whole trained weights, of the first of several processes; the others' are empty."""
+    return {name: plain(value) for name, value in learner.policy.trained_state().items()}
 
 
 def _work(rank: int, count: int, store: str, pipe: Any, function: Callable[..., Any], arguments: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlvlm.algorithms.checkpoint import write_parts
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, LossConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
@@ -202,3 +203,17 @@ def test_the_step_size_falls_over_the_run_and_its_target_with_its_square():
         small.learn(update, 0.0)
     assert late.report()[metrics.UPDATE_LR] == pytest.approx(small.report()[metrics.UPDATE_LR])
     assert late.report()[metrics.UPDATE_LR] != pytest.approx(1e-3), "it was adapted"
+
+
+def test_a_learner_that_does_not_see_the_checkpoints_disk_hands_its_part_over(tmp_path):
+    learner, _ = make()
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    learner.begin_writing(str(here), has_start=False)
+    own = learner.written(str(here), waits=True)
+    assert sorted(own.digests) == sorted(file.name for file in here.iterdir())
+    learner.begin_writing(str(elsewhere), has_start=False)
+    handed = learner.written(str(elsewhere), waits=False)
+    assert not handed.digests and not elsewhere.exists()
+    assert write_parts(tmp_path, handed.unwritten) == own.digests
+    assert learner.written(str(here), waits=True).error, "what was begun since has taken its place"

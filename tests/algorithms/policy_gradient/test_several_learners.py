@@ -61,7 +61,7 @@ def test_two_learners_have_the_gradient_of_one(make, two):
     for name, gradient in alone.items():
         for other in both:
             assert (other[name] - gradient).abs().max() <= 1e-5 * max(1.0, float(gradient.abs().max())), name
-    left, right = of_all(two, lambda learner: learner.save_tree()["trained"])
+    left, right = of_all(two, lambda learner: learner.policy.trained_state())
     assert all(torch.equal(value, right[name]) for name, value in left.items()), "they take the same step"
     reports = one.learners.call("report"), two.learners.call("report")
     for name, value in reports[0].items():

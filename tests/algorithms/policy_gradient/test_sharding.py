@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from rlvlm.algorithms.checkpoint import load_policy_file, load_tree
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig, chunk_defaults
@@ -29,7 +30,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.vlms.blocks import blocks_of
-from tests.algorithms.policy_gradient.side_by_side import side_by_side
+from tests.algorithms.policy_gradient.side_by_side import save_together, side_by_side, trained
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, policy_config
 from tests.peak_memory import peak_of
 from tests.published import SAVE, save_published
@@ -108,7 +109,7 @@ def updated(make: Any, *arguments: Any) -> dict[str, Any]:
     held += [value for state in learner._optimizer.state.values() for value in state.values() if value.ndim]
     return {
         "report": learner.report(),
-        "weights": learner.save_tree()["trained"],
+        "weights": trained(learner),
         "gradients": {name: gathered(weight.grad) for name, weight in named.items()},
         "bytes": sum(local(one).nbytes for one in held),
     }
@@ -248,50 +249,70 @@ def test_bi_level_learners_that_each_hold_the_weights_take_the_step_of_one(folde
             assert one["report"][name] == pytest.approx(alone["report"][name], rel=1e-4, abs=1e-5), name
 
 
-def continued(make: Any, folder: str, learns: str, algo: dict[str, Any], tree: Any) -> tuple[dict[str, float], Any]:
-    """An update from where `tree` stopped: its numbers, and where it stops; of the first learner alone."""
+def continued(
+    make: Any, folder: str, learns: str, algo: dict[str, Any], before: Path | None, after: Path
+) -> dict[str, float]:
+    """An update from the checkpoint `before`, its numbers, and the checkpoint `after` it."""
     learner, episodes = make(folder, learns, algo)
-    if tree is not None:
-        learner.load_tree(tree)
+    if before is not None:
+        learner.load_tree(load_tree(before)["learner"])
     learner.learn(episodes, 0.0)
-    return learner.report(), learner.save_tree()
+    save_together(learner, after)
+    return learner.report()
 
 
 @pytest.mark.slow
-def test_four_learners_go_on_as_two_and_then_as_one(folder):
-    one, several = None, None
+def test_four_learners_go_on_as_two_and_then_as_one(folder, tmp_path):
+    one, several, path = None, None, str(folder / "vlm")
     for count in (4, 2, 1):
-        path = str(folder / "vlm")
-        ((expected, one),) = side_by_side(1, continued, vlm, path, "all", {}, one)
+        after = [tmp_path / f"{name}-{count}" for name in ("one", "several")]
+        (expected,) = side_by_side(1, continued, vlm, path, "all", {}, one, after[0])
         algo = {"offload": True, "microbatch_tokens": 700}
         algo |= {"num_learners": count, "shard": True} if count > 1 else {}
-        (report, several), *others = side_by_side(count, continued, vlm, path, "all", algo, several)
+        report, *others = side_by_side(count, continued, vlm, path, "all", algo, several, after[1])
         assert len(others) == count - 1
+        one, several = after
         for name in (*STEPS, metrics.UPDATES):
             assert report[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-4), (count, name)
-        assert {value.shape for value in several["trained"].values()} == {v.shape for v in one["trained"].values()}
+        assert len(list(several.glob("adam*"))) == count, "each writes its own share"
+        (left, right), (alone, shared) = [[get(one), get(several)] for get in (weights_in, averages_in)]
+        for name, value in left.items():
+            torch.testing.assert_close(right[name], value, atol=1e-4, rtol=1e-4, msg=name)
+        for number, value in alone.items():
+            np.testing.assert_allclose(shared[number]["exp_avg"], value["exp_avg"], atol=1e-4, err_msg=number)
     assert expected[metrics.UPDATES] == 3
 
 
-def start_of(folder: str, kl_weight: float, tree: Any) -> tuple[Any, list[str], int]:
-    """The start in a learner's checkpoint, after going on from `tree`, and what holds it: classes and bytes."""
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_policy_file(folder).weights)
+
+
+def averages_in(folder: Path) -> dict[str, Any]:
+    return load_tree(folder)["learner"]["adam"]
+
+
+def start_of(folder: str, kl_weight: float, before: Path | None, after: Path) -> tuple[list[str], int]:
+    """What holds a learner's start, classes and bytes, after going on from `before`; it is saved to `after`."""
     algo = {"num_learners": 2, "shard": True, "loss": LossConfig(kl_weight=kl_weight)}
     learner, _ = vlm(folder, "all", algo)
-    if tree is not None:
-        learner.load_tree(tree)
+    if before is not None:
+        learner.load_tree(load_tree(before)["learner"])
+    save_together(learner, after)
     kept = learner.batches.start.values()
-    return learner.save_tree(), sorted({type(one).__name__ for one in kept}), sum(local(one).nbytes for one in kept)
+    return sorted({type(one).__name__ for one in kept}), sum(local(one).nbytes for one in kept)
 
 
 @pytest.mark.slow
-def test_a_start_that_no_loss_compares_with_waits_in_main_memory_and_is_saved_whole(folder):
-    path = str(folder / "vlm")
-    ((swapped, there, size), _) = side_by_side(2, start_of, path, 0.05, None)
-    ((tree, here, own_size), _) = side_by_side(2, start_of, path, 0.0, None)
-    ((again, *_), _) = side_by_side(2, start_of, path, 0.0, tree)
+def test_a_start_that_no_loss_compares_with_waits_in_main_memory_and_is_saved_whole(folder, tmp_path):
+    path, files = str(folder / "vlm"), [tmp_path / name for name in ("swapped", "waiting", "again")]
+    ((there, size), _) = side_by_side(2, start_of, path, 0.05, None, files[0])
+    ((here, own_size), _) = side_by_side(2, start_of, path, 0.0, None, files[1])
+    side_by_side(2, start_of, path, 0.0, files[1], files[2])
     assert (there, here, size) == (["DTensor"], ["Tensor"], own_size)  # slices of a GPU, and what of them lies here
-    for name, value in swapped["start"].items():
-        assert torch.equal(tree["start"][name], value) and torch.equal(again["start"][name], value), name
+    swapped, waiting, again = (load_tree(file)["learner"]["start"] for file in files)
+    assert swapped
+    for name, value in swapped.items():
+        assert np.array_equal(waiting[name], value) and np.array_equal(again[name], value), name
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Checkpoints of LeRobot shared out over learners: the step of one, and a checkpoint that is loaded to the bit."""
 
 import operator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 from plugins.lerobot.tiny_lerobot import shrink_pi0, write_lerobot
 from state_trees import assert_same
-from torch import distributed
 
+from rlvlm.algorithms.checkpoint import load_policy_file, load_tree
 from rlvlm.envs.push_block import CHUNK_STEPS
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.plugins.lerobot.config import LeRobotConfig
@@ -17,6 +18,7 @@ from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.policy import Sampling
+from tests.algorithms.policy_gradient.side_by_side import save_together
 from tests.algorithms.policy_gradient.test_sharding import TokenLearner, assert_step_of_one, chunks, side_by_side
 
 
@@ -47,15 +49,14 @@ def test_shared_out_learners_take_the_step_of_one(folder, kind, learns):
     assert_step_of_one(flow, str(folder / kind), learns)
 
 
-def saved_and_loaded(folder: str) -> tuple[Any, Any]:
-    """The checkpoint of a learner of a flow after an update, and that of another one that has loaded it."""
+def save_and_load(folder: str, saved: Path, loaded: Path) -> None:
+    """Saves a learner of a flow after an update, and another one that has loaded it."""
     learner, episodes = flow(folder, "expert", algo := {"num_learners": 2, "shard": True})
     learner.learn(episodes, 0.0)
-    trees = [learner.save_tree()]
-    distributed.broadcast_object_list(trees)  # only the first learner's is whole
+    save_together(learner, saved)
     other, _ = flow(folder, "expert", algo)
-    other.load_tree(trees[0])
-    return trees[0], other.save_tree()
+    other.load_tree(load_tree(saved)["learner"])
+    save_together(other, loaded)
 
 
 @pytest.mark.slow
@@ -64,7 +65,9 @@ def test_a_checkpoint_of_shared_out_flows_is_loaded_to_the_bit_and_saved_for_ler
     folder, tmp_path, kind, monkeypatch
 ):
     path = str(folder / kind)
-    (saved, loaded), _ = side_by_side(2, saved_and_loaded, path)
+    files = tmp_path / "first", tmp_path / "second"
+    side_by_side(2, save_and_load, path, *files)
+    saved, loaded = (load_tree(file)["learner"] for file in files)
     assert_same(loaded, saved)
     shrink_pi0(monkeypatch)
     env = make_env("push_block", task_env("push_block"), 0)
@@ -73,7 +76,7 @@ def test_a_checkpoint_of_shared_out_flows_is_loaded_to_the_bit_and_saved_for_ler
     policy = build_policy(VLAConfig(model=path, **wants), env)
     policy.show(obs.images, policy.draw(env, obs.snapshots))
     untrained = policy.sample(obs, Sampling()).actions
-    policy.load_trained_state(saved["trained"])
+    policy.load_trained_state(load_policy_file(files[0]).weights)
     policy.export(tmp_path / "saved")
     again = build_policy(VLAConfig(model=str(tmp_path / "saved"), **wants), env)
     again.show(obs.images, policy.draw(env, obs.snapshots))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.checkpoint import load_policy_file
+from rlvlm.algorithms.checkpoint import load_policy_file, load_tree
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
@@ -18,6 +18,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.plugins.openvla.config import OpenVLAConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
+from tests.algorithms.policy_gradient.side_by_side import save_together
 from tests.algorithms.policy_gradient.test_learner import sample
 from tests.algorithms.policy_gradient.tiny_runs import learner_of
 from tests.plugins.openvla.tiny_openvla import write_openvla
@@ -44,14 +45,15 @@ def settings(checkpoint: Path) -> PolicyGradientAlgorithmConfig:
 
 
 @pytest.mark.slow
-def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint):
+def test_an_update_begins_at_ratios_of_one_and_moves_the_adapter_alone(checkpoint, tmp_path):
     learner, runner = learner_of(settings(checkpoint))
     before = {name: value.clone() for name, value in learner.policy.named_parameters()}
     learner.learn(sample(learner, runner), 0.0)
     assert learner.report()[metrics.UPDATE_FIRST_RATIO] <= 1e-5
     moved = {name for name, value in learner.policy.named_parameters() if not torch.equal(value, before[name])}
     assert moved and all("lora_" in name for name in moved)
-    tree = learner.save_tree()
+    save_together(learner, tmp_path / "saved")
+    tree = load_tree(tmp_path / "saved")["learner"]
     assert set(tree["trained"]) == {name for name in before if "lora_" in name}
     other, _ = learner_of(settings(checkpoint))
     other.load_tree(tree)
