@@ -226,14 +226,15 @@ def report(rows: Sequence[dict[str, str]], path: Path) -> None:
     """Prints each predictor's correlation with the outcome, and draws predictors against outcomes."""
     tables = table(rows)
     figure = Figure(figsize=(12, 8), layout="constrained")
-    axes = figure.subplots(3, 4, sharey=True).ravel()
+    panels = figure.subplots(3, 4, sharey=True).ravel()
+    axes = iter(panels)
     sys.stdout.write("predictor, judges, Spearman, 95 %, without one judge, one kind of fault, one task\n")
-    for name, axis in zip(PREDICTORS, axes, strict=True):
+    for name in PREDICTORS:
         points = tables[name]
         if len(points) < 3:
             sys.stdout.write(f"{name}: {len(points)} judges\n")
-            axis.set_axis_off()
             continue
+        axis = next(axes)
         correlation = rank_correlation(*points[:, :2].T)
         axis.set_title(f"{PREDICTORS[name]} ({correlation:.2f})", fontsize="medium")
         for place, (fault, marker) in enumerate(zip(FAULTS, "osDv", strict=True)):
@@ -241,8 +242,10 @@ def report(rows: Sequence[dict[str, str]], path: Path) -> None:
         low, high = interval(points)
         parts = ["{:.2f} to {:.2f}".format(*left_out(rows, column, name)) for column in ("judge", "fault", "task")]
         sys.stdout.write(f"{name}, {len(points)}, {correlation:.2f}, {low:.2f} to {high:.2f}, {', '.join(parts)}\n")
+    for axis in axes:
+        axis.set_axis_off()
     figure.supylabel("true success, less that with the truth")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(FAULTS))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(FAULTS))
     figure.savefig(path)
 
 
