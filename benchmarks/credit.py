@@ -130,6 +130,7 @@ def report(rows: Sequence[dict[str, str]], path: Path, goal: float) -> None:
             if points:
                 axes.plot(*np.transpose(points), "o", label=method)
         axes.set(title=task, ylim=(-0.02, 1.02), xticks=range(len(judges)), xticklabels=judges)
+        axes.tick_params(axis="x", labelrotation=20)
         axes.legend(fontsize=8)
     figure.savefig(path)
 
