@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 
-from rlvlm.core.errors import MachineError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
 from rlvlm.runs.placement import Node, place
 from rlvlm.sweeps.config import ResourceConfig
@@ -23,7 +23,16 @@ def max_places(runs: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, flo
 
 
 def roles_of_a_run(resources: ResourceConfig, runs: Sequence[RunConfig]) -> list[Role]:
-    """Returns the processes of any one of `runs`: those in a reservation for the largest, and the most engines."""
+    """Returns the processes of any one of `runs`: those in a reservation for the largest, and the most engines.
+
+    Raises:
+        UsageError: learners are to have a kind of GPU, of which Tune's reservations know nothing.
+    """
+    if kinds := {role.gpu_type for run in runs for role in run.own_roles() if not role.is_served} - {""}:
+        raise UsageError(
+            f"algo.gpu_type {', '.join(sorted(kinds))} is for a run by itself: a sweep's learners go where there is room",
+            "leave it out; engine.gpu_type and serve.gpu_type hold in sweeps too",
+        )
     own = Role(name="a run", cpus=resources.cpus, gpus=resources.gpus, setting="resources.cpus, resources.gpus")
     workers = [
         Role(

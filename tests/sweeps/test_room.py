@@ -5,7 +5,7 @@ import yaml
 from ray import serve
 from tiny_run import run_here, table
 
-from rlvlm.core.errors import MachineError
+from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.runs.placement import Node
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override
@@ -34,6 +34,15 @@ def test_a_run_takes_its_reservation_and_engines_beside_it():
     assert num_at_once([], run, 9, two) == 2
     with pytest.raises(MachineError, match="the policy's replicas 2 of 2 asks for 1 CPU .* has no place"):
         num_at_once([], run, 3, [Node(name="one", cpus=3.0)])
+
+
+def test_a_kind_of_gpu_that_a_sweep_cannot_hold_is_refused():
+    learns = {"algo.num_learners": 1, "algo.gpus_per_learner": 1.0, "algo.gpu_type": "L4"}
+    with pytest.raises(UsageError, match="algo.gpu_type L4 is for a run by itself"):
+        roles_of_a_run(ResourceConfig(), [override(PLAIN, learns)])
+    engines = {"engine.num_replicas": 1, "engine.num_gpus": 1.0, "engine.gpu_type": "L4"}
+    *_, engine = roles_of_a_run(ResourceConfig(), [override(PLAIN, engines)])
+    assert engine.gpu_type == "L4"
 
 
 def test_a_run_that_never_has_room_beside_the_judges_is_an_error():
