@@ -30,7 +30,7 @@ def roles_of_a_run(resources: ResourceConfig, runs: Sequence[RunConfig]) -> list
     """
     if kinds := {role.gpu_type for run in runs for role in run.own_roles() if not role.is_served} - {""}:
         raise UsageError(
-            f"algo.gpu_type {', '.join(sorted(kinds))} is for a run by itself: a sweep's learners go where there is room",
+            f"algo.gpu_type {', '.join(sorted(kinds))} is for a run by itself; a sweep's learners go where they fit",
             "leave it out; engine.gpu_type and serve.gpu_type hold in sweeps too",
         )
     own = Role(name="a run", cpus=resources.cpus, gpus=resources.gpus, setting="resources.cpus, resources.gpus")
