@@ -60,7 +60,7 @@ trap leave EXIT
 if ((nodes > 1)); then # one node needs none of this: the run starts a Ray of its own
     mkdir -p "$shared"
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$shared/token"
-    node=("${rlvlm[@]}" -m rlvlm.runs.job_node "$shared" --nodes "$nodes")
+    node=("${rlvlm[@]}" -m rlvlm.plugins.slurm.job_node "$shared" --nodes "$nodes")
     "${node[@]}" --head &
     node_pids+=($!)
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -1,4 +1,4 @@
-"""`rlvlm run | resume | eval | collect | sweep | serve | report | fetch | slurm | doctor`: one screen, no logic."""
+"""`rlvlm run | resume | eval | collect | sweep | serve | report | fetch | doctor`: one screen, no logic."""
 
 import difflib
 import importlib.metadata
@@ -34,12 +34,11 @@ COMMANDS: dict[str, str] = {
     "labels": "show | export | import   label stores",
     "check-task": "TASK             check a task against the env contract; makes a contact sheet",
     "fetch": "MODEL            download a judge's weights, for machines without a network",
-    "slurm": "TASK [options] [-- run options]   the same run as a SLURM job",
     "doctor": "                 check that this machine has what a run needs",
 }
 """The core's commands and what `rlvlm --help` says of them; each is the function `command` of the file of its name."""
 
-TRAIN = ("run", "resume", "eval", "export", "sweep", "collect", "sft", "serve", "fetch", "slurm")
+TRAIN = ("run", "resume", "eval", "export", "sweep", "collect", "sft", "serve", "fetch")
 """Commands that need the train extra; the others are the judge's kit, and need it for some arguments alone."""
 _MEANT = {"train": "run", "learn": "run", "start": "run", "play": "eval", "test": "eval", "benchmark": "judge-bench"}
 """Words that others use for our commands, none of which is spelled like them."""

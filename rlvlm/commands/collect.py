@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rlvlm.commands.arguments import task_first
 from rlvlm.core.checks import Bound, PositiveInt, Share, check_bounds
 from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_env_settings, full_name, make_env
+from rlvlm.runs.arguments import task_first
 from rlvlm.runs.recipes import recipe
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import tyro
 
 from rlvlm.algorithms.checkpoint import CorruptCheckpoint
-from rlvlm.commands.arguments import parse_options
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.imports import uncollected
+from rlvlm.runs.arguments import parse_options
 from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import check_newest, find_folder, read_state, write_settings
 from rlvlm.runs.preflight import check_before_run

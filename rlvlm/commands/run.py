@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime
 
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.core.imports import uncollected
 from rlvlm.core.install import check_train
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.config_file import config_text
 from rlvlm.runs.folder import RunFolder, create_folder

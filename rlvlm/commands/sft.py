@@ -11,12 +11,12 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from rlvlm.algorithms.sft_config import JobConfig
-from rlvlm.commands.arguments import task_first
 from rlvlm.core.checks import PositiveFloat
 from rlvlm.core.console.arguments import parse, print_progress, value_of
 from rlvlm.core.console.signals import StoppedEarly, StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, RunError, UsageError
 from rlvlm.envs.registry import check_env_settings
+from rlvlm.runs.arguments import task_first
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import differences, flat

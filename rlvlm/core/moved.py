@@ -12,8 +12,7 @@ from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
 
 
 @cache
@@ -25,7 +24,7 @@ def moved_modules() -> dict[str, str]:
 class MovedModules(MetaPathFinder):
     """Finds a module by its old name."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Returns how to load the module that had this name, or the empty package above one; None for any other."""
         if not fullname.startswith("rlvlm."):
             return None
@@ -41,6 +40,10 @@ class _Moved(Loader):
 
     def __init__(self, new: str) -> None:
         self._new = new
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Returns code that runs the module at its new place: a SLURM job's script of before says `python -m OLD`."""
+        return compile(f"import runpy\nrunpy.run_module({self._new!r}, None, '__main__', True)", fullname, "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         if not self._new:

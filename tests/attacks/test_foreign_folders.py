@@ -17,7 +17,6 @@ from tiny_run import WORDS, box_words, finish, start
 import rlvlm
 from rlvlm.algorithms.sft_folders import load_demonstrations
 from rlvlm.cli import commands, main
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core import trust
 from rlvlm.core.errors import UsageError
 from rlvlm.core.judging import Query
@@ -27,6 +26,7 @@ from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.config_file import RENAMED, config_text
 from rlvlm.runs.folder import RunFolder, create_folder
 from rlvlm.runs.recipes import recipe

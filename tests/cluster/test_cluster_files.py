@@ -12,9 +12,9 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.guests import guests
 from rlvlm.envs.rendering import FIX
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.placement import Node, layout_of
 from rlvlm.serving.app_file import JudgeAppArgs, read_app_file
 from rlvlm.sweeps.config import find_sweep_file, read_sweep

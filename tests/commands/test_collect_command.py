@@ -10,12 +10,12 @@ from tiny_run import box_words
 from rlvlm.algorithms import sft_job
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.cli import main, run_command
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.arguments import parse_run
 
 
 def test_collect_show_export_and_import(tmp_path, capsys):

@@ -1,6 +1,8 @@
 """Old names of modules that became guests."""
 
 import importlib.util
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -31,3 +33,11 @@ def test_every_moved_module_is_at_its_new_place_and_no_other_name_is_found():
         for old in ("rlvlm.demonstrations.nowhere", "rlvlm.nothing"):
             with pytest.raises(ModuleNotFoundError):
                 importlib.import_module(old)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("slurm" not in guests(), reason="the guest slurm was taken out")
+def test_a_script_of_before_starts_a_module_by_its_old_name():
+    words = [sys.executable, "-m", "rlvlm.runs.job_node", "--help"]
+    child = subprocess.run(words, capture_output=True, text=True)
+    assert child.returncode == 0 and "one node of a job's own Ray" in " ".join(child.stdout.split()), child.stderr

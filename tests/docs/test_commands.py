@@ -11,8 +11,8 @@ import tyro
 
 import rlvlm
 from rlvlm.cli import run_command
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import RunError
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.settings import flat
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from tiny_run import resumed, run_here
 
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.reports.check_task import check_task
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import flat
 

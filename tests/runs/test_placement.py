@@ -16,8 +16,8 @@ from rich.console import Console
 
 from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.cli import main
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.placement import Node, Role, book_gpu, layout_of, nodes, own_gpu, place, plan_table
 from rlvlm.runs.recipes import recipe

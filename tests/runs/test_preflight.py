@@ -12,7 +12,6 @@ import pytest
 from rlvlm.algorithms.sft_folders import sft_manifest_of, write_sft_manifest
 from rlvlm.commands import eval as eval_command
 from rlvlm.commands import resume, serve
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import JudgeUnavailable, MachineError, UsageError
 from rlvlm.envs import rendering
@@ -22,6 +21,7 @@ from rlvlm.pocket.models import weights_folder
 from rlvlm.reports.options import BenchOptions
 from rlvlm.rewards.config import StepRewardConfig
 from rlvlm.runs import preflight
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.checkpoints import RunState
 from rlvlm.runs.config import TrackConfig
 from rlvlm.runs.folder import create_folder

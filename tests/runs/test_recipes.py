@@ -3,12 +3,12 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 import torch
 
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task, check_env_settings, make_env, register, task_env, task_names
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.build import algorithm_settings
 from rlvlm.runs.config_file import config_text, read_config_text
 from rlvlm.runs.kinds import StepsRun

@@ -8,9 +8,9 @@ from ray.rllib.algorithms.utils import _get_learner_bundles
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.cli import run_command
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.core.guests import guests
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.kinds import StepsRun
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import from_yaml, override, to_yaml

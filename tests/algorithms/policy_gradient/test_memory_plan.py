@@ -17,12 +17,12 @@ from benchmarks.memory_plan import write_config
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, ModelSize, Workload, fix_of, plan, size_of, words_of
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.vlm.activations import Activations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.runs import preflight
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.networks import workload_of
 from rlvlm.runs.recipes import recipe
 from rlvlm.runs.settings import override

@@ -18,7 +18,6 @@ from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of
 from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.cli import main
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.episodes import Observations
 from rlvlm.core.errors import ModelUnavailable, UsageError
 from rlvlm.core.guests import section_of
@@ -30,6 +29,7 @@ from rlvlm.policies.vla.build import build_policy, read_config, read_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.policy import Sampling
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.config_file import config_text, read_config_text
 from rlvlm.runs.preflight import check_before_run
 from rlvlm.runs.recipes import recipe

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.plugins.openvla.config import OpenVLAConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.runs import preflight
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.preflight import check_before_run
 from tests.algorithms.policy_gradient.test_memory_plan import assert_planned
 from tests.algorithms.policy_gradient.test_sharding import assert_step_of_one, chunks

@@ -4,9 +4,9 @@ import pytest
 from tiny_run import box_words
 
 from rlvlm.cli import main
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import make_env
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.recipes import recipe
 
 

@@ -8,16 +8,16 @@ import subprocess
 import time
 from pathlib import Path
 
-import fake_slurm
 import pytest
+from plugins.slurm import fake_slurm
 from tiny_run import WORDS
 
 from benchmarks.memory_plan import write_config
 from rlvlm.cli import main
-from rlvlm.commands.slurm import SlurmConfig, job_script, submit
 from rlvlm.core.guests import guests
+from rlvlm.plugins.slurm.command import SlurmConfig, job_script, submit
 
-TEMPLATE = Path(__file__).parents[2] / "cluster" / "slurm.sh"
+TEMPLATE = Path(__file__).parents[3] / "cluster" / "slurm.sh"
 
 
 def test_the_script_has_the_settings_on_top_and_the_template_below(tmp_path):

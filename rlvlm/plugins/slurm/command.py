@@ -12,19 +12,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from rlvlm.commands.arguments import parse_run
 from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
+from rlvlm.runs.arguments import parse_run
 from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
 from rlvlm.runs.folder import default_path
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
+
+if TYPE_CHECKING:
+    from rlvlm.runs.placement import Layout, Node
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Line of the template below which all jobs' scripts are equal."""
@@ -97,7 +100,7 @@ class _Work:
     home: Path
     """Folder of its results, if none is named."""
     configs: Sequence[RunConfig]
-    lay_out: Callable[[Sequence[Any]], Any]
+    lay_out: Callable[[Sequence["Node"]], "Layout | None"]
     """Places its processes on a job's nodes; raises MachineError if they have too little."""
 
 
@@ -123,7 +126,7 @@ def _sweep_work(arguments: SlurmArguments, options: Sequence[str]) -> _Work:
     plans = expand(sweep)
     from rlvlm.runs.placement import place  # torch and Ray, after all that a user may get wrong
 
-    def lay_out(machines: Sequence[Any]) -> None:
+    def lay_out(machines: Sequence["Node"]) -> None:
         # all of its judges work at once, with at least one run beside them; fewer cores mean fewer concurrent runs
         judges = shared_judges(plans, sweep.resources.judge_cpus, Path()).values()
         started = [role for judge in judges for role in judge.roles if role.name == JUDGE_ROLE]
@@ -181,7 +184,7 @@ def _check_memory(job: SlurmConfig, taken: Mapping[str, Mapping[str, float]]) ->
             )
 
 
-def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence[Any]], Any]) -> Any:
+def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence["Node"]], "Layout | None"]) -> "Layout | None":
     """Returns the result of `lay_out`, which places each process on the job's nodes, or raises UsageError, with the
     number of GPUs or cores per node that would suffice, if any.
     """

@@ -1,4 +1,4 @@
-"""One node of a job's own Ray: `python -m rlvlm.runs.job_node FOLDER`, once per node.
+"""One node of a job's own Ray: `python -m rlvlm.plugins.slurm.job_node FOLDER`, once per node.
 
 `cluster/slurm.sh` starts it. The nodes meet in a shared folder: the first writes its token and its address there, the
 others read them, and `ready` appears when all have joined. They end when the folder is removed, not at a signal: SLURM
