@@ -25,18 +25,23 @@ class Work(Generic[T]):
     """Bytes of their images."""
 
 
+def callers_at_once(judge: object) -> int:
+    """Returns the number of threads that each ask about a block of `ASKED_AT_ONCE` questions at a time: one more than
+    the judge can hold, so that it has the next block while the last questions of one are answered; 1 if one alone may.
+    """
+    return 1 + -(-questions_at_once(judge) // ASKED_AT_ONCE)
+
+
 def side_by_side(judge: object, work: Iterable[Work[T]]) -> Iterator[T]:
     """Yields the answers to all of `work`, in order. Of a judge that may be asked from several threads as much is under
     way as keeps it busy, within `MAX_BYTES_UNDER_WAY`; another one is asked here, when the next answer is wanted.
 
     A caller that closes this generator waits for what is under way: it was paid for.
     """
-    at_once = questions_at_once(judge)
-    if not at_once:
+    width = callers_at_once(judge)
+    if width == 1:
         yield from (each.ask() for each in work)
         return
-    # one more than the judge can hold, so that it has the next block while the last questions of one are answered
-    width = 1 + -(-at_once // ASKED_AT_ONCE)
     under_way: deque[tuple[Future[T], int]] = deque()
     with ThreadPoolExecutor(width, thread_name_prefix="asking") as pool:
         for each in work:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, spread
 from rlvlm.envs.env import Env
 from rlvlm.judges.agreement import area_under_curve
+from rlvlm.judges.side_by_side import ASKED_AT_ONCE, callers_at_once
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.judged import to_reward
 from rlvlm.rewards.monitor import MIN_KNOWN, JudgeMonitor
@@ -43,8 +45,9 @@ Answers = dict[Hashable, tuple[ScoringItem, Score]]
 class JudgedTurns(Stateful):
     """Rewards turns, or whole episodes with their last turn, by a scorer that is asked as soon as they are shown.
 
-    A single thread asks, in the order of showing. A judge's failures never become the truth: the config decides whether
-    the run ends, the episode (or its group) is left out, or its turn counts as neutral.
+    A single thread asks, in the order of showing; of a judge that several may ask (`questions_at_once`), as many as
+    keep it busy. A judge's failures never become the truth: the config decides whether the run ends, the episode (or
+    its group) is left out, or its turn counts as neutral.
 
     Args:
         config: what is scored, and what a score is worth.
@@ -68,11 +71,14 @@ class JudgedTurns(Stateful):
     ) -> None:
         self._config, self.scorer, self.goal = config, scorer, goal
         self.draws_path = view is not None and view.draws_path
-        # a single thread: the random numbers of a simulated scorer depend on the order of questions
+        # a single thread: the random numbers of a simulated scorer, and of controls, depend on the order of questions
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="scores")
+        threads = callers_at_once(scorer)
+        self._asking = ThreadPoolExecutor(threads, thread_name_prefix="scores") if threads > 1 else self._pool
         self._waiting: list[tuple[list[Question], Future[list[Score]]]] = []
         self._unasked: deque[tuple[list[ScoringItem], Future[list[Score]]]] = deque()
-        """Those of them that the thread has not begun to ask about."""
+        """Those of them that no thread has begun to ask about."""
+        self._taking = Lock()
         self._answered: Answers = {}
         """Answers about turns of episodes that are not labelled yet."""
         self._given: Answers = {}
@@ -135,15 +141,17 @@ class JudgedTurns(Stateful):
             answers: Future[list[Score]] = Future()
             self._waiting.append((questions, answers))
             self._unasked.append(([item for _, item in questions], answers))
-            self._pool.submit(self._ask, gathers)
+            self._asking.submit(self._ask, gathers)
 
     def _ask(self, gathers: bool) -> None:
         """Asks the questions of the earliest call to `show` that waits, or of all that do."""
-        if not self._unasked:  # an earlier one has gathered them
-            return
-        if gathers:
-            time.sleep(_GATHER_S)
-        asked = [self._unasked.popleft() for _ in range(len(self._unasked) if gathers else 1)]
+        with self._taking:  # one gathers at a time, or all would have a few
+            if not self._unasked:  # another one has gathered them
+                return
+            if gathers and len(self._unasked) < ASKED_AT_ONCE:
+                time.sleep(_GATHER_S)
+            # not all that wait, so that another thread's questions fill its batches too
+            asked = [self._unasked.popleft() for _ in range(min(len(self._unasked), ASKED_AT_ONCE) if gathers else 1)]
         try:
             scores = iter(self.scorer.score([item for items, _ in asked for item in items]))
         except BaseException as error:

@@ -6,9 +6,11 @@ Two of these use the truth: the biased one, whose purpose is to be caught, and a
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +22,7 @@ from rlvlm.core.judging import Clip, Score, Stamp, Status, Usage
 from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.judges.health import JudgeHealth
-from rlvlm.judges.judge import Judge
+from rlvlm.judges.judge import Judge, questions_at_once
 from rlvlm.judges.side_by_side import ASKED_AT_ONCE, Work, side_by_side
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.rewards.scoring_items import ScoringItem
@@ -42,9 +44,6 @@ Paint = Callable[[NDArray[np.uint8], FloatArray], NDArray[np.uint8]]
 class Scorer(Protocol):
     """Gives scores in [0, 1]; a missing score has no value, and is never replaced by the truth."""
 
-    num_asked: int
-    """Number of items scored so far, including repeats; seeds a control's draws."""
-
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """Returns one score per item, in order."""
         ...
@@ -62,6 +61,8 @@ class ScoreMemory:
     A failed score is asked for again; an unreadable one counts as an answer. A judge that fails on all questions, or
     whose answers are mostly unreadable, ends the run. The env's reward never replaces a score.
 
+    Several threads may call `score`: clips are drawn in one thread for all of them, as a renderer belongs to a thread.
+
     Args:
         judge: a local or served judge.
         fewest: number of latest answers among which at least one must be given, >= 1. A call may be about a single
@@ -74,8 +75,12 @@ class ScoreMemory:
         self._fewest = fewest
         self._remembers = remembers
         self._known: dict[bytes, Score] = {}
+        self._under_way: dict[bytes, Future[dict[bytes, Score]]] = {}
+        """Scores that another call will have, by key."""
         self._health = JudgeHealth()
         self._latest: list[Score] = []
+        self._lock = Lock()
+        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="clips")
         self.fresh: dict[bytes, Score] = {}
         """Scores of the last call, by key."""
 
@@ -89,29 +94,56 @@ class ScoreMemory:
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
         """
-        # the last of equal items represents all: they show the same
-        indices = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
-        self.fresh = {}
+        own: Future[dict[bytes, Score]] = Future()
+        with self._lock:
+            known = {key: self._known[key] for key in keys if key in self._known}
+            others = {self._under_way[key] for key in keys if key in self._under_way}
+            # the last of equal items represents all: they show the same
+            taken = known.keys() | self._under_way.keys()
+            indices = {key: index for index, key in enumerate(keys) if key not in taken}
+            self._under_way |= dict.fromkeys(indices, own)
+        try:
+            fresh = self._asked(keys, [*indices.values()], draw_clips)
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        else:
+            own.set_result(fresh)
+        finally:
+            with self._lock:
+                for key in indices:
+                    del self._under_way[key]
+        self.fresh = fresh
+        for other in others:
+            known |= other.result()
+        return [fresh.get(key) or known[key] for key in keys]
+
+    def _asked(
+        self, keys: Sequence[bytes], indices: Sequence[int], draw_clips: Callable[[list[int]], Sequence[Clip]]
+    ) -> dict[bytes, Score]:
+        """Returns the judge's scores of the items at `indices`, by key."""
 
         def work() -> Iterator[Work[tuple[list[int], list[Score]]]]:
             for begin in range(0, len(indices), ASKED_AT_ONCE):
-                asked = indices[begin : begin + ASKED_AT_ONCE]
-                clips = draw_clips(asked)
+                asked = [*indices[begin : begin + ASKED_AT_ONCE]]
+                clips = self._drawing.submit(draw_clips, asked).result()
                 yield Work(partial(self._ask, asked, clips), sum(clip.frames.nbytes for clip in clips))
 
+        fresh: dict[bytes, Score] = {}
         for asked, scores in side_by_side(self._judge, work()):
             assert len(scores) == len(asked), f"a judge must give one score per clip, got {len(scores)} of {len(asked)}"
-            self._health.note(scores)
-            # over several calls: a single failed turn says little about the judge
-            self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]
-            if len(self._latest) >= self._fewest:
-                self._health.check(self._latest)
             answers = dict(zip([keys[index] for index in asked], scores, strict=True))
-            self.fresh |= answers
-            # a policy meets the same turns again and again, a VLA's videos never repeat
-            if self._remembers:
-                self._known |= {key: score for key, score in answers.items() if score.status is not Status.FAILED}
-        return [self.fresh.get(key) or self._known[key] for key in keys]
+            fresh |= answers
+            with self._lock:
+                self._health.note(scores)
+                # over several calls: a single failed turn says little about the judge
+                self._latest = [*self._latest, *scores][-max(self._fewest, len(scores)) :]
+                if len(self._latest) >= self._fewest:
+                    self._health.check(self._latest)
+                # a policy meets the same turns again and again, a VLA's videos never repeat
+                if self._remembers:
+                    self._known |= {key: score for key, score in answers.items() if score.status is not Status.FAILED}
+        return fresh
 
     def _ask(self, indices: list[int], clips: Sequence[Clip]) -> tuple[list[int], list[Score]]:
         return indices, self._judge.score(clips)
@@ -155,18 +187,17 @@ class JudgeScorer(Stateful):
         paint: draws the hand's path through moments [P, S] on an image [H, W, 3]; needed for items with a path.
     """
 
-    STATE = {"num_asked": "num_asked", "memory": "_memory"}
+    STATE = {"memory": "_memory"}
 
     def __init__(
         self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool, paint: Paint | None = None
     ) -> None:
         self._memory = ScoreMemory(judge, fewest=_MIN_SCORES, remembers=remembers)
         self._draw, self._paint = draw, paint
-        self.num_asked = 0
+        self.at_once = questions_at_once(judge)
+        """See `judge.questions_at_once`."""
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
-        self.num_asked += len(items)
-
         def draw_clips(indices: list[int]) -> list[Clip]:
             # one call of the renderer for all moments of all items, then split again
             asked = [items[index] for index in indices]
@@ -190,12 +221,13 @@ class FallbackScorer(Stateful):
         fallback: scorer that is asked for missing scores.
     """
 
-    STATE = {"num_asked": "num_asked", "first": "_first", "last": "_fallback"}
+    STATE = {"first": "_first", "last": "_fallback"}
 
     def __init__(self, first: Scorer, fallback: Scorer) -> None:
         self._first = first
         self._fallback = fallback
-        self.num_asked = 0
+        self.at_once = min(questions_at_once(first), questions_at_once(fallback))
+        """See `judge.questions_at_once`."""
 
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         """Returns one score per item, in order; its stamp names its scorer.
@@ -203,7 +235,6 @@ class FallbackScorer(Stateful):
         Raises:
             JudgeUnavailable: the fallback does not answer either.
         """
-        self.num_asked += len(items)
         # the first scorer decides when it gives up: it raises; if the second raises too, the run ends
         try:
             scores = self._first.score(items)

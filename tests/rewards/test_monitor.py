@@ -26,8 +26,6 @@ def shown(*moments: float, success: bool = False, goal: str = "go") -> ScoringIt
 class LastMoment:
     """Scores the last moment's number, and nothing for any goal but its own."""
 
-    num_asked = 0
-
     def score(self, items: Sequence[ScoringItem]) -> list[Score]:
         return [
             Score(status=Status.OK, value=float(item.snapshots[-1, 0]) if item.goal == "go" else 0.0, stamp=STAMP)

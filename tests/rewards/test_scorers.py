@@ -1,5 +1,7 @@
 import json
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +66,7 @@ def test_answers_outlive_a_checkpoint():
     second = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
     second.set_state(second.get_state())  # of a run that has asked nothing yet
     second.set_state(first.get_state())
-    assert second.score(items) == answers and judge.asked == [] and second.num_asked == 4
+    assert second.score(items) == answers and judge.asked == []
 
 
 def test_the_judge_is_asked_once_about_equal_clips():
@@ -76,7 +78,25 @@ def test_the_judge_is_asked_once_about_equal_clips():
         ("+", [1, 20]), ("-", [1, 20]), ("+", [1, 30]),
     ]  # fmt: skip
     scorer.score(turns)
-    assert len(judge.asked) == 3 and scorer.num_asked == 8
+    assert len(judge.asked) == 3
+
+
+def test_equal_clips_of_two_calls_at_once_are_asked_about_once():
+    begun, again = threading.Event(), threading.Event()
+
+    class Slow(Pixels):
+        def score(self, clips):
+            (again if begun.is_set() else begun).set()
+            assert again.wait(60)  # the first call, until the second has asked about what is new in it
+            return super().score(clips)
+
+    scorer = JudgeScorer(judge := Slow(), draw, remembers=False)  # pyright: ignore[reportArgumentType]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(scorer.score, [shown(20)])
+        assert begun.wait(60)
+        assert [score.value for score in scorer.score([shown(20), shown(30)])] == [0.2, 0.3]
+        assert first.result()[0].value == 0.2
+    assert len(judge.asked) == 2
 
 
 def test_a_judge_that_answers_nothing_ends_the_run():

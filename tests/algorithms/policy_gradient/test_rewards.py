@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chaos import wait_until
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig
 from rlvlm.algorithms.policy_gradient.rewards import (
@@ -45,8 +46,6 @@ UNPLAYED = "minigrid/MiniGrid-Playground-v0"
 
 class Distance:
     """Scores a turn of number_line by its images' numbers alone; `silent` scores nothing of that start."""
-
-    num_asked = 0
 
     def __init__(self, silent: tuple[int, int] | None = None) -> None:
         self.silent = silent
@@ -401,6 +400,27 @@ def test_turns_that_come_one_by_one_are_asked_about_together_in_their_order() ->
     may_go_on.set()
     assert [one.rewards[0] for one in labeller.label(episodes, 0)] == pytest.approx(values)
     assert judge.num_calls == 3  # the first alone, then 64 and the rest
+
+
+def test_rows_are_asked_about_side_by_side_where_the_judge_answers_many() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    class Replicas(ByHand):
+        at_once = 64
+
+        def score(self, clips: Sequence[Clip]) -> list[Score]:
+            both.wait()  # breaks unless another call comes meanwhile
+            return [Score(status=Status.OK, value=float(clip.frames.shape[0]) / 10, stamp=STAMP) for clip in clips]
+
+    config = ChunkRewardConfig(source="judged", num_frames=9, monitor=MonitorConfig(controls=0))
+    for gathers in (False, True):
+        labeller = RewardLabeller(config, JudgeScorer(Replicas([]), draw, remembers=False))
+        rows = [[whole(3, group=0)], [whole(6, group=1)]]
+        labeller.show(rows[0], gathers=gathers)
+        if gathers:  # so that they are not gathered into one
+            wait_until(lambda: both.n_waiting == 1, "the first row is asked about", 60)
+        labeller.show(rows[1], gathers=gathers)
+        assert [one.rewards[0] for row in rows for one in labeller.label(row, 0)] == pytest.approx([0.4, 0.7])
 
 
 def test_one_thread_asks_and_controls_delay_no_labels() -> None:
