@@ -1,10 +1,12 @@
 """Questions a second of `rlvlm score` with 1 to 64 replicas of a served judge, beside what the replicas could answer:
 
     python benchmarks/score_replicas.py --replicas 1 2 4 8 16 64 --batches 40
+    python benchmarks/score_replicas.py --turns alone --no-served --batch-s 0.05 --replicas 1 2 4 8
 
 The judge sleeps half a second for each batch of sixteen questions, as one on other machines would leave this one idle:
 what is measured is reading, asking and keeping. `--clips growing` shows clips of up to eight images, `--noise` images
-that do not compress. Every setting keeps its answers in a new label store. A table of Markdown comes out at the end.
+that do not compress. `--turns` asks as rollouts with a judge per turn do: about `rows` of 32, or each `alone`, as an
+asynchronous one does. Every setting keeps its answers in a new label store. A table of Markdown comes out at the end.
 """
 
 import os
@@ -13,7 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, Literal
@@ -25,20 +28,26 @@ import numpy as np
 import psutil
 import tyro
 
+from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
+from rlvlm.algorithms.policy_gradient.slots import EnvSlot
+from rlvlm.core.episodes import SampledReply
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.demonstrations.trajectory import RobotTrajectory
+from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
 from rlvlm.reports.score_readers import score_on_nodes
+from rlvlm.rewards.config import MonitorConfig, TurnRewardConfig
+from rlvlm.rewards.scorers import JudgeScorer
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import IN_FLIGHT
 from rlvlm.serving.config import PlacementConfig
 
-BATCH, BATCH_S = 16, 0.5
+BATCH, ROW = 16, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +55,9 @@ class Config:
     replicas: tuple[int, ...] = (1, 2, 4, 8, 16)
     batches: float = 40.0
     """Batches of sixteen questions for each replica."""
+    batch_s: float = 0.5
+    """Seconds that the judge sleeps for a batch."""
+    turns: Literal["no", "rows", "alone"] = "no"
     frames: int = 64
     """Frames of an episode, all of which are asked about."""
     size_px: int = 96
@@ -63,11 +75,11 @@ class Config:
 class Threads:
     """So many replicas of the judge in this process, asked as `ServedJudge` asks."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, batch_s: float) -> None:
         self.at_once = max(IN_FLIGHT, 2 * replicas) * BATCH
         self._free = Semaphore(replicas)
         self._pool = ThreadPoolExecutor(max(IN_FLIGHT, 2 * replicas))
-        self._judge = SleepingJudge()
+        self._judge = SleepingJudge(batch_s)
         self.stamp = self._judge.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
@@ -83,7 +95,10 @@ class Threads:
 
 
 class SleepingJudge:
-    """Scores by the brightness of one pixel, after half a second for each batch."""
+    """Scores by the brightness of one pixel, after `batch_s` seconds for each batch."""
+
+    def __init__(self, batch_s: float) -> None:
+        self._batch_s = batch_s
 
     stamp = Stamp(judge="sleeping", revision="", prompt="none", decoding="")
 
@@ -91,14 +106,14 @@ class SleepingJudge:
         raise UnsupportedQuestion("it only scores", "")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        time.sleep(BATCH_S * -(-len(clips) // BATCH))
+        time.sleep(self._batch_s * -(-len(clips) // BATCH))
         return [
             Score(status=Status.OK, value=float(clip.frames[-1, 0, 0, 0]) / 255, stamp=self.stamp) for clip in clips
         ]
 
 
-def build(config: JudgeConfig) -> SleepingJudge:
-    return SleepingJudge()
+def build(config: JudgeConfig, batch_s: float) -> SleepingJudge:
+    return SleepingJudge(batch_s)
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,31 @@ class Films:
             )
 
 
+def played(judge: Any, config: Config, questions: int) -> int:
+    """Has a rollout's turns scored, all of them different, and returns the number of scores."""
+    slot = EnvSlot(make_env("number_line", task_env("number_line"), 0), "number_line")
+    slot.begin(0)
+    slot.begin_piece(0)
+    text = slot.env.action_text(slot.env.expert_action())
+    slot.play(SampledReply(answer={"ids": np.zeros(1, np.int64)}, log_probs=np.zeros(1, np.float32), text=text))
+    turn = slot.episode(only_newest=True)
+    turns = [replace(turn, group=number, snapshots=turn.snapshots + number) for number in range(questions)]
+    rng = np.random.default_rng(questions)
+
+    def draw(snapshots: Any) -> Any:
+        shown = np.zeros((len(snapshots), config.size_px, config.size_px, 3), np.uint8)
+        shown[:, 0] = rng.integers(0, 256, shown[:, 0].shape)
+        return shown
+
+    rewards = TurnRewardConfig(source="judged", monitor=MonitorConfig(controls=0))
+    labeller = RewardLabeller(rewards, JudgeScorer(judge, draw, remembers=False))
+    alone = config.turns == "alone"
+    for begin in range(0, questions, 1 if alone else ROW):
+        labeller.show(turns[begin : begin + (1 if alone else ROW)], gathers=alone)
+    labeller.label(turns, 0)
+    return sum(record.score.status == "ok" for record in labeller.judged.drain_records())
+
+
 def cpu_s() -> float:
     """Processor seconds of this process and all that it started, so far."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
@@ -140,11 +180,13 @@ def measure(config: Config, replicas: int) -> str:
     questions = max(1, round(config.batches * BATCH * replicas / config.frames)) * config.frames
     asked = Asked(questions=frozenset(["progress"]), every=1, grows=config.clips == "growing", size_px=config.size_px)
     with ExitStack() as stack:
-        served: Any = Threads(replicas)
+        served: Any = Threads(replicas, config.batch_s)
         if config.served:
             placement = PlacementConfig(num_replicas=replicas, num_cpus=0.01, timeout_s=600)
             judge_config, app = JudgeConfig(batch_size=BATCH), f"by-{replicas}"
-            stack.enter_context(start_judge(judge_config, placement, app, build, app=app))
+            stack.enter_context(
+                start_judge(judge_config, placement, app, partial(build, batch_s=config.batch_s), app=app)
+            )
             # as `rlvlm score --app` finds it
             served = stack.enter_context(start_judge(judge_config, PlacementConfig(app=app, timeout_s=600), app))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -157,14 +199,20 @@ def measure(config: Config, replicas: int) -> str:
             return score_episodes(judge, films, asked)
 
         warm = max(1, config.readers)
-        list(scored(warm))  # connects, and starts the readers' processes
+        if config.turns == "no":
+            list(scored(warm))  # connects, and starts the readers' processes
+        else:
+            played(judge, config, ROW)
         began, cpu, answered = time.perf_counter(), cpu_s(), 0
-        for episode in scored(warm + questions // config.frames):
-            # the first were asked before
-            answered += sum(answer.status == "ok" for _, _, answer in episode.rows) * (episode.number >= warm)
+        if config.turns == "no":
+            for episode in scored(warm + questions // config.frames):
+                # the first were asked before
+                answered += sum(answer.status == "ok" for _, _, answer in episode.rows) * (episode.number >= warm)
+        else:
+            answered = played(judge, config, questions)
         wall, cpu = time.perf_counter() - began, cpu_s() - cpu
     assert answered == questions, f"{answered} answers to {questions} questions"
-    rate, ideal = questions / wall, replicas * BATCH / BATCH_S
+    rate, ideal = questions / wall, replicas * BATCH / config.batch_s
     memory = psutil.Process().memory_info().rss / 2**20
     return (
         f"| {replicas} | {questions:,} | {rate:,.0f} | {rate / ideal:.2f} | {1000 * cpu / questions:.2f} "

@@ -141,7 +141,8 @@ class JudgedTurns(Stateful):
             answers: Future[list[Score]] = Future()
             self._waiting.append((questions, answers))
             self._unasked.append(([item for _, item in questions], answers))
-            self._asking.submit(self._ask, gathers)
+            if not gathers or len(self._unasked) == 1:  # else somebody is on the way to these as well
+                self._asking.submit(self._ask, gathers)
 
     def _ask(self, gathers: bool) -> None:
         """Asks the questions of the earliest call to `show` that waits, or of all that do."""
@@ -150,8 +151,9 @@ class JudgedTurns(Stateful):
                 return
             if gathers and len(self._unasked) < ASKED_AT_ONCE:
                 time.sleep(_GATHER_S)
-            # not all that wait, so that another thread's questions fill its batches too
             asked = [self._unasked.popleft() for _ in range(min(len(self._unasked), ASKED_AT_ONCE) if gathers else 1)]
+            if gathers and self._unasked:
+                self._asking.submit(self._ask, gathers)
         try:
             scores = iter(self.scorer.score([item for items, _ in asked for item in items]))
         except BaseException as error:
