@@ -61,7 +61,7 @@ class ScoreMemory:
     A failed score is asked for again; an unreadable one counts as an answer. A judge that fails on all questions, or
     whose answers are mostly unreadable, ends the run. The env's reward never replaces a score.
 
-    Several threads may call `score`: clips are drawn in one thread for all of them, as a renderer belongs to a thread.
+    Several threads may call `score`; what another call asks about is not asked again.
 
     Args:
         judge: a local or served judge.
@@ -80,7 +80,6 @@ class ScoreMemory:
         self._health = JudgeHealth()
         self._latest: list[Score] = []
         self._lock = Lock()
-        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="clips")
         self.fresh: dict[bytes, Score] = {}
         """Scores of the last call, by key."""
 
@@ -89,7 +88,8 @@ class ScoreMemory:
 
         Args:
             keys: [N] keys, equal if the judge would be shown the same.
-            draw_clips: makes the clips of the items at some indices, at most `ASKED_AT_ONCE` of them.
+            draw_clips: makes the clips of the items at some indices, at most `ASKED_AT_ONCE` of them; called in the
+                caller's thread.
 
         Raises:
             JudgeUnavailable: the judge does not answer or cannot be understood.
@@ -119,14 +119,14 @@ class ScoreMemory:
         return [fresh.get(key) or known[key] for key in keys]
 
     def _asked(
-        self, keys: Sequence[bytes], indices: Sequence[int], draw_clips: Callable[[list[int]], Sequence[Clip]]
+        self, keys: Sequence[bytes], indices: list[int], draw_clips: Callable[[list[int]], Sequence[Clip]]
     ) -> dict[bytes, Score]:
         """Returns the judge's scores of the items at `indices`, by key."""
 
         def work() -> Iterator[Work[tuple[list[int], list[Score]]]]:
             for begin in range(0, len(indices), ASKED_AT_ONCE):
-                asked = [*indices[begin : begin + ASKED_AT_ONCE]]
-                clips = self._drawing.submit(draw_clips, asked).result()
+                asked = indices[begin : begin + ASKED_AT_ONCE]
+                clips = draw_clips(asked)
                 yield Work(partial(self._ask, asked, clips), sum(clip.frames.nbytes for clip in clips))
 
         fresh: dict[bytes, Score] = {}
@@ -194,6 +194,8 @@ class JudgeScorer(Stateful):
     ) -> None:
         self._memory = ScoreMemory(judge, fewest=_MIN_SCORES, remembers=remembers)
         self._draw, self._paint = draw, paint
+        # one thread for all that ask: a renderer may belong to one
+        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="clips")
         self.at_once = questions_at_once(judge)
         """See `judge.questions_at_once`."""
 
@@ -210,7 +212,10 @@ class JudgeScorer(Stateful):
             together = zip(asked, parts, strict=True)
             return [Clip(goal=item.goal, frames=part, action=item.action) for item, part in together]
 
-        return self._memory.score([item.key for item in items], draw_clips)
+        def drawn(indices: list[int]) -> list[Clip]:
+            return self._drawing.submit(draw_clips, indices).result()
+
+        return self._memory.score([item.key for item in items], drawn)
 
 
 class FallbackScorer(Stateful):
