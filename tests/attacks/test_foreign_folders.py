@@ -78,6 +78,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(trust, "_here", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's module of that name would be found first
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
