@@ -24,7 +24,7 @@ def check_imports(source: str, folder: Path = ROOT) -> None:
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
         root, names = node.module.split(".")[0], [alias.name for alias in node.names]
-        if (guest := re.match(r"(?:rlvlm|tests)\.plugins\.(\w+)", node.module)) and guest[1] not in guests():
+        if (guest := re.match(r"(?:(?:rlvlm|tests)\.)?plugins\.(\w+)", node.module)) and guest[1] not in guests():
             continue  # a script about a guest that was taken out
         bases = [base for base in NEAR | {folder} if (base / root).is_dir() or (base / f"{root}.py").exists()]
         if root in ("rlvlm", "pocket_models"):

@@ -80,10 +80,10 @@ def test_demonstrations_of_an_env_set_up_otherwise_are_not_learned_from(tmp_path
     assert len(load_demonstrations(tmp_path / "d", make_env("points24", strict, 0), strict)) == 2, "nobody told"
 
 
-def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path):
+def test_imported_chats_say_why_nothing_can_be_learned_from_them(tmp_path, capsys):
     played, chats, imported = tmp_path / "d", tmp_path / "chats.json", tmp_path / "i"
     assert main(["collect", "number_line", "--episodes", "1", "--out", str(played)]) == 0
-    assert main(["data", "export", str(played), "--form", "llava", "--out", str(chats)]) == 0
+    assert main(["data", "export", str(played), "--form", "llava", "--out", str(chats)]) == 0, capsys.readouterr().err
     assert main(["data", "import", str(chats), "--task", "number_line", "--out", str(imported)]) == 0
     with pytest.raises(UsageError, match="keeps no snapshots"):
         load_demonstrations(imported, make_env("number_line", task_env("number_line"), 0), task_env("number_line"))

@@ -27,7 +27,7 @@ def test_collect_show_export_and_import(tmp_path, capsys):
     assert main(["data", "show", folder]) == 0
     assert "10 episodes" in capsys.readouterr().out
     chats = tmp_path / "chats.jsonl"
-    assert main(["data", "export", folder, "--out", str(chats), "--filter.successful"]) == 0
+    assert main(["data", "export", folder, "--out", str(chats), "--filter.successful"]) == 0, capsys.readouterr().err
     assert "chats in" in capsys.readouterr().out and json.loads(chats.read_text().splitlines()[0])["messages"]
     assert main(["data", "import", str(chats), "--task", "number_line", "--out", str(tmp_path / "e")]) == 0
     assert "chats added" in capsys.readouterr().out

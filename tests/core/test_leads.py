@@ -56,9 +56,8 @@ def test_each_setting_that_names_code_a_path_or_an_address_has_the_type_for_it()
     used = {name for function in _functions() for name in _names_handed_on(function)}
     plain = {f"{kind.__name__}.{name}" for kind in _configs() for name in _texts(kind) if _kinds(kind)[name] is None}
     untyped = {name for name in plain if name.rpartition(".")[2] in used}
-    known = {kind.__name__ for kind in _configs()}  # a guest's config may have been taken out
-    excused = {name for name in NO_LEADS if name.partition(".")[0] in known}
-    assert untyped == excused, f"give these a type of rlvlm.core.leads: {untyped - NO_LEADS}"
+    # some of those excused, or who opens a file by their name, may be a guest's that was taken out
+    assert untyped <= NO_LEADS, f"give these a type of rlvlm.core.leads: {untyped - NO_LEADS}"
     # the search itself finds what it should
     assert {"head", "backend", "estimator", "store", "python", "prompt", "key_file", "demonstrations"} <= used
 
