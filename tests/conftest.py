@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item, call):  # noqa: ARG001 - as pytest calls it
     """Skips what asks for a guest that was taken out, as `make without` does; in a whole tree no guest is missing."""
     report = yield
-    said = " ".join(str(call.excinfo.value).replace("\\n", " ").split()) if call.excinfo else ""  # boxes are folded
+    words = str(call.excinfo.value).replace("\\n", " ").replace("│", " ") if call.excinfo else ""
+    said = " ".join(words.split())  # boxes are folded
     if report.failed and "which is not installed here" in said:
         report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, said)
     return report

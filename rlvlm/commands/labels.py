@@ -55,11 +55,11 @@ def import_labels(words: Sequence[str], prog: str) -> int:
     kinds = with_guests("imports", {})
     ending = Path(next((word for word in words if not word.startswith("-")), "")).suffix.removeprefix(".")
     form = value_of("--form", words) or (ending if ending in kinds else _LABEL_FILES)
-    if form not in kinds or (words and words[0] in HELP):
+    if words and words[0] in HELP and (form in kinds or not value_of("--form", words)):
         lines = "".join(f"  {prog} FILES --form {name:10} {kind.text}\n" for name, kind in kinds.items())
-        if form in kinds:
-            sys.stdout.write(f"{lines}\noptions: {prog} --form {form} --help\n")
-            return EXIT_DONE
+        sys.stdout.write(f"{lines}\noptions: {prog} --form {form if form in kinds else 'NAME'} --help\n")
+        return EXIT_DONE
+    if form not in kinds:
         what = f"--form is one of {', '.join(kinds) or 'those of guests'}, got {form}{guest_of('imports', form)}"
         raise UsageError(what, f"{prog} --help")
     return load(kinds[form].call)(words, prog)

@@ -39,9 +39,8 @@ def test_label_files_of_the_reference_are_imported(store, capsys):
     session = [np.zeros((2, 4, 8, 3), np.uint8), np.ones((2, 1)), np.array([[1], [0]]), two, two, two, two + 1]
     session[0][1] = 9
     Path("a.pkl").write_bytes(pickle.dumps(session))
-    assert (
-        main(["labels", "import", ".", "--store", "theirs", "--goal", "open the drawer", "--judge", "gemini"]) == 0
-    ), capsys.readouterr().err
+    words = ["labels", "import", ".", "--store", "theirs", "--goal", "open the drawer", "--judge", "gemini"]
+    assert main(words) == 0, capsys.readouterr().err
     assert "2 labels from 1 files" in (message := capsys.readouterr().out)
     assert "1 are right and 1 wrong" in message and "1 of the files' own" not in message
     assert main(["labels", "show", "theirs"]) == 0 and "imported:gemini" in capsys.readouterr().out
