@@ -48,6 +48,7 @@ BY_ROOT = {"read_bytes": 3, "read_json": 3, "read_text": 3, "read_table": 4, "re
 """Readers of `core.foreign` and `tables`, and the number of arguments with the folder."""
 MODULES = ("demonstrations/*.py", "labels/*.py", "plugins/*/*.py", "vlms/videos.py", "vlms/stills.py")
 MODEL = "of a model's folder, whose files are often links: shown to nobody, and names in it lead nowhere else"
+JOB = "of the job's own folder, which its nodes write"
 KNOWN = {
     "plugins/agreement/outputs.py: _from_csv: read_text": "the table that the user named",
     "plugins/exchange/chats.py: export_chats: open": "writes",
@@ -76,6 +77,11 @@ KNOWN = {
     "plugins/openvla/loading.py: _statistics: read_json": MODEL,
     "plugins/reward_heads/backbone.py: load_head_model: read_json": MODEL,
     "plugins/reward_heads/robometer.py: settings: safe_open": MODEL,
+    "plugins/slurm/command.py: job_script: shipped('cluster/slurm.sh').read_text": "a file of the package",
+    "plugins/slurm/job_node.py: _member: address.read_text": JOB,
+    "plugins/slurm/job_node.py: _member: log.open": JOB,
+    "plugins/slurm/job_node.py: _member: log.read_text": JOB,
+    "plugins/slurm/job_node.py: check: log.read_text": JOB,
     "vlms/stills.py: read_rgb: Image.open": "a stream",
     "vlms/videos.py: open_video: av.open": "a stream",
 }
