@@ -76,6 +76,7 @@ class Edge:
         """The same over a real port; yields its address."""
         with socket.socket() as port:
             port.bind(("127.0.0.1", 0))
+            port.listen()  # whoever connects before the server runs waits for it
             server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, lifespan="off"))
             thread = threading.Thread(target=server.run, args=([port],), daemon=True)
             thread.start()
