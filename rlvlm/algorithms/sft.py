@@ -22,7 +22,7 @@ from rlvlm.core.progress import count_progress
 from rlvlm.core.state import Stateful
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.policies.protocol import Imitation, Policy
-from rlvlm.vlms.devices import repeatable
+from rlvlm.vlms.devices import gradient_settings
 
 _RECENT = 10
 """Number of updates in the displayed mean loss."""
@@ -54,7 +54,7 @@ class Imitator(Stateful):
 
     STATE = {"num_updates": "num_updates", "losses": "_losses", "rng": "_rng", "epoch": "_epoch"}
     is_deterministic = False
-    """Whether gradients on a GPU are to be the same to the bit each time, see `vlms.devices.repeatable`."""
+    """Whether gradients on a GPU are to be the same to the bit each time, see `vlms.devices.gradient_settings`."""
 
     def __init__(  # noqa: PLR0913 - all that a supervised start depends on
         self,
@@ -164,7 +164,7 @@ class Imitator(Stateful):
         for number in range(largest(len(parts)) if is_sharded(self._parameters) else len(parts)):
             is_own = number < len(parts)
             part = parts[number] if is_own else units[:1]
-            with repeatable(self.policy.device, self.is_deterministic):
+            with gradient_settings(self.policy.device, self.is_deterministic):
                 loss = self._loss(part) * (is_own * len(part) / len(units))
                 loss.backward()
             total += loss.detach().cpu()

@@ -114,9 +114,15 @@ def pick_device(device: str, section: str) -> torch.device:
 
 
 @contextmanager
-def repeatable(device: torch.device, is_asked_for: bool) -> Iterator[None]:
-    """Has torch compute the same gradient to the bit each time: as it does on a CPU, and on a GPU where `is_asked_for`.
+def gradient_settings(device: torch.device, is_deterministic: bool) -> Iterator[None]:
+    """Sets up torch for a forward and backward pass in this thread.
 
+    On a CPU, numbers too small for full precision (below 1e-38 in float32) count as 0: arithmetic with them is many
+    times slower, and in the backward pass of attention they are common enough to double the time of an update. Outside
+    of passes they count as they are, for simulators and others to compute what they always do. Of several threads of
+    torch only the calling one is set.
+
+    On a GPU, and where `is_deterministic`, gradients are the same to the bit each time, as they are on a CPU anyway.
     Attention in 16 bits otherwise sums the gradient of its queries in whatever order its blocks finish, so that no run
     repeats and none resumes exactly. The forward pass belongs inside too: recomputed activations must come from the
     kernels that the first ones came from. Sampling needs nothing of the kind, and calls what has no such form.
@@ -124,15 +130,20 @@ def repeatable(device: torch.device, is_asked_for: bool) -> Iterator[None]:
     Raises:
         RuntimeError: an operation has no deterministic form on a GPU; the message names it.
     """
-    if device.type != "cuda" or not is_asked_for:
+    if device.type == "cuda" and is_deterministic:
+        # torch requires it; RLlib's own setting of it has no effect here
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        switch = torch.use_deterministic_algorithms
+    elif device.type == "cpu":
+        switch = torch.set_flush_denormal
+    else:
         yield
         return
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch requires it; RLlib's own setting of it has no effect here
-    torch.use_deterministic_algorithms(True)
+    switch(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        switch(False)
 
 
 def free_gpu() -> None:

@@ -19,7 +19,7 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.imitation import examples_of, imitation_loss, observations_of
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.vlms.devices import repeatable
+from rlvlm.vlms.devices import gradient_settings
 from tests.tiny_policy import tiny_policy
 
 
@@ -59,7 +59,8 @@ def test_a_head_may_learn_from_replies_too(tmp_path):
 
 def test_repeatable_kernels_are_asked_for_in_both_passes(tmp_path, monkeypatch):
     # recomputed activations must come from the kernels that the first ones came from; a CPU has one of each
-    monkeypatch.setattr("rlvlm.algorithms.sft.repeatable", lambda _, on: repeatable(torch.device("cuda"), on))
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("rlvlm.algorithms.sft.gradient_settings", lambda _, on: gradient_settings(cuda, on))
     policy, place, asked = tiny_policy(tmp_path), slot(), []
     plain = policy.imitation_loss
 

@@ -5,7 +5,15 @@ import os
 import pytest
 import torch
 
-from rlvlm.vlms.devices import follow_ray, gpu_id, own_gpu, torch_device, use_expandable_segments, use_own_segments
+from rlvlm.vlms.devices import (
+    follow_ray,
+    gpu_id,
+    gradient_settings,
+    own_gpu,
+    torch_device,
+    use_expandable_segments,
+    use_own_segments,
+)
 
 ALLOCATOR, LEGACY = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -47,3 +55,19 @@ def test_cards_have_the_names_that_this_process_sees_them_by(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert gpu_id(torch.device("cuda")) == "0" and torch_device("3") == "cuda:3"
     assert gpu_id(torch.device("cpu")) == "" and torch_device("") == "cpu"
+
+
+def test_tiny_numbers_count_as_zero_while_gradients_are_computed_and_only_then():
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    torch.set_flush_denormal(False)
+    weight, seen = torch.full((3,), 1e-20, requires_grad=True), []
+    with pytest.raises(ZeroDivisionError), gradient_settings(torch.device("cpu"), is_deterministic=False):
+        (weight * 1e-20).sum().backward()
+        seen.append(weight.grad.clone())
+        seen.append(weight.detach() * 1e-20)
+        1 / 0  # noqa: B018
+    tiny = weight.detach() * 1e-20
+    assert (tiny.view(torch.int32) != 0).all(), "again as ever, also after an error"
+    assert torch.equal(seen[0].view(torch.int32), torch.full((3,), 1e-20).view(torch.int32))
+    assert (seen[1].view(torch.int32) == 0).all()

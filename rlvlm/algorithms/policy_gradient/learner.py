@@ -52,7 +52,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.policies.weights import slice_like
-from rlvlm.vlms.devices import free_gpu, gpu_id, repeatable
+from rlvlm.vlms.devices import free_gpu, gpu_id, gradient_settings
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class TokenLearner(ManualLearner):
         readings: list[dict[str, float]] = []
         for rows, is_test in self._minibatches(batch):
             tested = gains if is_test else None
-            with repeatable(self.policy.device, algo.deterministic):
+            with gradient_settings(self.policy.device, algo.deterministic):
                 readings.append(self.gradients.backward(batch, rows, self.parameters, self.num_updates, tested))
             is_tested[batch.slots[rows]] |= is_test
             divergence = readings[-1][metrics.UPDATE_KL]
