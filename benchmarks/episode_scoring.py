@@ -66,7 +66,7 @@ class SlowJudge:
 def main(trial: Trial) -> None:
     """Prints one JSON line per setting."""
     own = recipe(trial.task)
-    assert own.kind == "chunks", f"{own.task} is no task in chunks"
+    assert own.kind.name == "chunks", f"{own.task} is no task in chunks"
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     for parts, staleness in itertools.product(trial.parts, (0, 1)):
         reward = ChunkRewardConfig(

@@ -256,7 +256,7 @@ def replica_processes(app: str) -> list[psutil.Process]:
 def contest(config: Config, task: str) -> dict[str, Any]:
     """Rates of all ways on one task, and the parts of a step."""
     run = recipe(task)
-    assert run.kind == "turns", f"{task} is not an env in turns"
+    assert run.kind.name == "turns", f"{task} is not an env in turns"
     with contextlib.ExitStack() as stack:
         algorithm = stack.enter_context(built(algorithm_of(config, run)))
         assert isinstance(algorithm, PolicyGradient)

@@ -193,7 +193,7 @@ def supervised(task: str, policy: Any, env: ChunkEnv, trial: Trial) -> dict[str,
 def told(task: str, args: list[str]) -> tuple[str, Trial]:
     """A task by its full name, and its recipe's settings but for those of the command line."""
     own = recipe(task)
-    assert own.kind == "chunks", f"{own.task} is no task in chunks"
+    assert own.kind.name == "chunks", f"{own.task} is no task in chunks"
     default = Trial(env=own.policy_env, policy=own.policy, sft=own.sft, grpo=own.algo, reward=ChunkRewardConfig())
     trial = tyro.cli(Trial, default=default, args=args)
     if trial.sft.start_from:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rlvlm.algorithms.sft_config import SFTConfig
 from rlvlm.core.checks import Bound, PositiveInt, Share, check_bounds
 from rlvlm.core.console.arguments import parse, print_progress
 from rlvlm.core.errors import EXIT_DONE, UsageError
@@ -54,12 +55,13 @@ def command(words: Sequence[str], prog: str) -> int:
     task, options = task_first(words, prog, "number_line")
     task = full_name(task)
     config = recipe(task)
-    if config.sft is None:
+    sft = config.section(SFTConfig)
+    if sft is None:
         raise UsageError(f"{task} is an env in steps; those in turns or chunks can be collected", f"{prog} push_block")
     default = CollectArguments(out=Path("demonstrations") / task.replace("/", "-"), env=config.env)
-    default = replace(default, **config.sft.script_options())  # the script's settings in a run of the task
+    default = replace(default, **sft.script_options())  # the script's settings in a run of the task
     arguments = parse(CollectArguments, options, f"{prog} {task}", default)
-    kind = config.kind
+    kind = config.kind.name
     # settings of the other kind of env: the recipe's own are defaults and no mistakes, other values are
     others = ("noise", "p_perturb") if kind == "turns" else ("wrong_actions", "wrong_thoughts", "pictures", "player")
     if odd := [name for name in others if getattr(arguments, name) != getattr(default, name)]:

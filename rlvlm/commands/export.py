@@ -64,13 +64,13 @@ def _readme(folder: RunFolder, step: int, layout: str) -> str:
     """Returns the text of the README: the run, its checkpoint, its software and its figures."""
     config, about, figures = folder.config(), folder.environment(), folder.summary()
     versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
-    model = getattr(config.policy, "model", "")
+    began = config.large_policy
     rows = {
         "task": config.task,
         "command": f"`{folder.command()}`",
         "reward": config.reward_name,
         "env steps": f"{step:,}",
-        "began as": " ".join(filter(None, (model or "a pocket model", getattr(config.policy, "revision", "")))),
+        "began as": " ".join(filter(None, (began.model, began.revision))) if began else "a pocket model",
         "made with": f"{versions}; commit {about['commit'] or 'unknown'}",
         "layout": layout,
     }

@@ -11,13 +11,13 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
-from rlvlm.runs.kinds import TurnsRun
 from rlvlm.runs.preflight import check_before_play
 from rlvlm.serving.app_file import AppFile, PolicyEntry, app_files, find_app, read_app_file
 from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
@@ -115,19 +115,20 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     check_trust([path], trust=trust)
     folder = find_folder(path)
     config = folder.config()
-    if not isinstance(config, TurnsRun):
+    policy, algo = config.section(PolicyConfig), config.section(PolicyGradientConfig)
+    if policy is None or algo is None:
         raise UsageError(
-            f"{folder.path} has no policy that looks at an image and answers: its env is in {config.kind}",
+            f"{folder.path} has no policy that looks at an image and answers: its env is in {config.kind.name}",
             "serve a run such as number_line's; others are played by rlvlm eval",
         )
-    if config.policy.is_own:
+    if policy.is_own:
         raise UsageError(
-            f"{folder.path} has a policy of its own, {config.policy.head}, and replicas hold chat VLMs",
+            f"{folder.path} has a policy of its own, {policy.head}, and replicas hold chat VLMs",
             "play it with rlvlm eval, or from Python (docs/python.md)",
         )
-    if config.policy.history > 1:
+    if policy.history > 1:
         raise UsageError(
-            f"{folder.path} has a policy that sees {config.policy.history} images in a prompt, and a request has one",
+            f"{folder.path} has a policy that sees {policy.history} images in a prompt, and a request has one",
             "play it with rlvlm eval, or from Python (docs/python.md)",
         )
     from rlvlm.algorithms.policy_gradient.slots import make_slot
@@ -144,7 +145,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     slot.env.close()
     entry = PolicyEntry(
         app=_POLICY_APP,
-        policy=config.policy,
+        policy=policy,
         num_actions=len(names),
         placement=PlacementConfig(num_replicas=replicas, num_gpus=num_gpus),
         build=partial(trained_policy, checkpoint=checkpoint),  # called in each replica
@@ -152,8 +153,8 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
     act = ActConfig(
         app=_POLICY_APP,
         action_names=names,
-        max_reply_tokens=config.algo.max_reply_tokens,
-        temperature=config.algo.temperature,
+        max_reply_tokens=algo.max_reply_tokens,
+        temperature=algo.temperature,
     )
     return AppFile(
         name=folder.path.name,

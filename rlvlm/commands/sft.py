@@ -10,7 +10,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.sft_config import JobConfig
+from rlvlm.algorithms.sft_config import JobConfig, SFTConfig
 from rlvlm.core.checks import PositiveFloat
 from rlvlm.core.console.arguments import parse, print_progress, value_of
 from rlvlm.core.console.signals import StoppedEarly, StopRequest
@@ -58,7 +58,7 @@ def command(words: Sequence[str], prog: str) -> int:
     """Runs `sft TASK --from DATA [options]`: trains the start of a run of TASK into a folder that a run can use."""
     task, options = task_first(words, prog, "number_line", "--from DATA")
     own: Any = recipe(task)
-    if own.sft is None:
+    if own.section(SFTConfig) is None:
         raise UsageError(f"{task} is an env in steps", f"it needs no demonstrations: rlvlm run {task}")
     # the rules of `sft` depend on --from, so it is read before the other options
     source = value_of("--from", options) or ""

@@ -63,7 +63,8 @@ def show_plan(sweep: SweepConfig, out: Path) -> None:
         for source, about in sweep.sources.items():
             # runs of a task and source differ only in their seed
             config = next(plan.config for plan in plans if (plan.task, plan.source) == (task, source))
-            queries = f"{config.max_queries:,}" if config.max_queries else "-"
+            most = config.kind.max_queries(config)
+            queries = f"{most:,}" if most else "-"
             seeds = ", ".join(map(str, sweep.seeds_of(task)))
             rows.append((task, source, seeds, f"{config.steps:,}", queries, f"{about.title} ({config.reward_name})"))
     heads = ("task", "source", "seeds", "steps", "queries", "reward")

@@ -165,7 +165,7 @@ def read_run(folder: RunFolder) -> list[Answers]:
         )
         for name in by
     }  # fmt: skip
-    has_goal = config.reward.asks_judge or config.asks_person
+    has_goal = config.reward.asks_judge or config.kind.asks_person(config)
     items, answers = logged_pairs(logged, config.task, config.judge_goal if has_goal else "")
     for row, item, answer in zip(logged, items, answers, strict=True):
         name = row.get("answered_by") or ""

@@ -14,6 +14,7 @@ from rlvlm.judges.prompts import compare_messages
 from rlvlm.pages.charts import OUTCOMES
 from rlvlm.pages.page import Card, Picture, Section, Table, page
 from rlvlm.pages.run_charts import outcome, write_plots
+from rlvlm.preferences.config import FeedbackConfig
 from rlvlm.runs.answers import final_answers, truth_name
 from rlvlm.runs.config import RunConfig
 from rlvlm.runs.folder import RunFolder
@@ -103,12 +104,13 @@ def asked_text(config: RunConfig) -> str:
     """Returns the question of a run's comparisons as text: the first message to its judge, with the places of its
     images marked.
     """
-    if config.asks_person:
+    if config.kind.asks_person(config):
         return f"A person is shown the images of both sides and the goal: {config.judge_goal}"
     if not config.reward.asks_judge:
         return "No text: this teacher compares values of the simulator."
     # the prompt depends on how many images a side has, not on their content
-    blank = np.zeros((config.feedback.segment_steps if config.feedback else 1, 1, 1, 3), np.uint8)
+    feedback = config.section(FeedbackConfig)
+    blank = np.zeros((feedback.segment_steps if feedback else 1, 1, 1, 3), np.uint8)
     query = Query(goal=config.judge_goal, left=blank, right=blank, goal_picture=blank[:1] if config.goal_file else None)
     parts = [part for message in compare_messages(config.judge.prompt, query) for part in message["content"]]
     return "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)

@@ -191,7 +191,7 @@ def _budget(results: Results, task: str) -> str:
 
     configs = [run.config for run in results.runs if run.task == task]
     steps = f"{span({config.steps for config in configs})} env steps"
-    queries = {config.max_queries for config in configs} - {0}
+    queries = {config.kind.max_queries(config) for config in configs} - {0}
     return f"{steps}, {span(queries)} queries for sources that ask" if queries else steps
 
 

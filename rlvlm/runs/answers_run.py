@@ -1,10 +1,9 @@
-"""The common part of `TurnsRun` and `ChunksRun`."""
+"""The common part of runs of envs in turns and in chunks."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
@@ -12,7 +11,7 @@ from rlvlm.policies.own import find_own
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.config import Role, RunConfig
+from rlvlm.runs.config import Kind, Role, RunConfig
 from rlvlm.serving.config import LEARNER_ROLE
 
 
@@ -24,49 +23,61 @@ class AnswersRun(RunConfig):
 
     algorithm: ClassVar[str] = "policy_gradient"
     reward: TurnRewardConfig = field(default_factory=TurnRewardConfig)
-    policy: PolicyConfig | VLAConfig  # pyright: ignore[reportIncompatibleVariableOverride] - here every run has one
+    policy: PolicyConfig | VLAConfig
     """Settings of the network that acts."""
-    sft: ReplySFTConfig | ChunkSFTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    sft: ReplySFTConfig | ChunkSFTConfig
     """Settings of the supervised start."""
     algo: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     """Settings of estimator, loss, rollouts and updates; `algo.preset` selects a combination."""
 
-    def check(self) -> None:
-        algo, reward, device = self.algo, self.reward, self.policy.loading.device
-        if reward.asks_judge and (self.judge.score == "utility") != reward.rates_turns:
+    @property
+    def correction(self) -> str:
+        """`algo.loss.correction`, with `auto` resolved for this run's engine."""
+        return "none" if self.algo.loss.correction == "auto" else self.algo.loss.correction
+
+
+Run = TypeVar("Run", bound=AnswersRun)
+
+
+class AnswersKind(Kind[Run]):
+    """See `AnswersRun`."""
+
+    def check(self, run: Run) -> None:
+        algo, reward, device = run.algo, run.reward, run.policy.loading.device
+        if reward.asks_judge and (run.judge.score == "utility") != reward.rates_turns:
             wanted = "utility" if reward.rates_turns else "progress, success, rating or video"
             raise ValueError(
-                f"reward.per {reward.per} is asked with judge.score {wanted}, got {self.judge.score}: the utility is "
+                f"reward.per {reward.per} is asked with judge.score {wanted}, got {run.judge.score}: the utility is "
                 "that of one turn or chunk, the others are about an episode; with reward.clip growing a turn has the "
                 "gain of these"
             )
-        if device.startswith("cuda:") and (self.num_engine_replicas or algo.num_learners):
+        if device.startswith("cuda:") and (run.num_engine_replicas or algo.num_learners):
             raise ValueError(
                 f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that "
                 "Ray assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own "
                 "process"
             )
-        is_taught = self.sft.weighting == "condition"
-        if is_taught != self.policy.conditioned and not (self.policy.conditioned and self.sft.start_from):
+        is_taught = run.sft.weighting == "condition"
+        if is_taught != run.policy.conditioned and not (run.policy.conditioned and run.sft.start_from):
             raise ValueError(
                 "policy.conditioned asks for what sft.weighting condition teaches, and one has no effect without the "
-                f"other, got {self.policy.conditioned} and {self.sft.weighting}; set both or neither"
+                f"other, got {run.policy.conditioned} and {run.sft.weighting}; set both or neither"
             )
         # the device is for the run's own process; all others use the GPU that Ray assigns, if any
-        starved = [role.gpu_setting for role in self.roles if role.gpu_setting and not role.gpus]
+        starved = [role.gpu_setting for role in run.roles if role.gpu_setting and not role.gpus]
         if device == "cuda" and starved:
             raise ValueError(
                 "the policy's device is cuda, and processes that compute with it are given no GPU; set "
                 f"{', '.join(starved)}, or leave the device auto"
             )
-        if algo.staleness and not (algo.env_runners or self.num_engine_replicas or reward.scores):
+        if algo.staleness and not (algo.env_runners or run.num_engine_replicas or reward.scores):
             raise ValueError(
                 f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; "
                 "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
             )
 
-    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
-        reward, algo, sft = self.reward, self.algo, self.sft
+    def without_effect(self, run: Run) -> Iterator[tuple[object, str, tuple[str, ...]]]:
+        reward, algo, sft = run.reward, run.algo, run.sft
         advantage, unasked = algo.advantage, ("judge.*", "serve.*", "goal_image", "env.draw_path")
         unscored = (*unasked, "reward.num_frames", "reward.frame_px", "reward.flip_images", "reward.monitor.*")
         is_critic = (advantage.estimator, advantage.values) == ("gae", "state")
@@ -76,7 +87,7 @@ class AnswersRun(RunConfig):
         yield by_other, who, (*unasked, "reward.monitor.min_auc")
         yield by_other and advantage.scorer_noise != "measured", who, ("reward.monitor.preflight",)
         uncorrected = ("algo.loss.correction_cap", "algo.loss.beyond_cap")
-        yield self.correction == "none", f"algo.loss.correction {algo.loss.correction}", uncorrected
+        yield run.correction == "none", f"algo.loss.correction {algo.loss.correction}", uncorrected
         of_expert = ("sft.turns", "sft.p_wrong", "sft.episodes", "sft.noise", "sft.p_perturb")  # who does not play then
         of_updates = ("sft.lr", "sft.batch_size", "sft.weight_decay", "sft.label_width")
         yield sft.demonstrations, "sft.demonstrations", of_expert
@@ -84,13 +95,8 @@ class AnswersRun(RunConfig):
         others = tuple(f"sft.{setting.name}" for setting in fields(sft) if setting.name != "start_from")
         yield sft.start_from, "sft.start_from", others
 
-    @property
-    def correction(self) -> str:
-        """`algo.loss.correction`, with `auto` resolved for this run's engine."""
-        return "none" if self.algo.loss.correction == "auto" else self.algo.loss.correction
-
-    def own_roles(self) -> list[Role]:
-        algo, gpus = self.algo, float(self.algo.gpus_per_learner)
+    def own_roles(self, run: Run) -> list[Role]:
+        algo, gpus = run.algo, float(run.algo.gpus_per_learner)
         return [
             Role(
                 name="env runners", count=algo.env_runners, cpus=1.0, gpus=algo.gpus_per_env_runner,
@@ -108,42 +114,17 @@ class AnswersRun(RunConfig):
             ),
         ]  # fmt: skip
 
-    def folders(self) -> dict[str, tuple[str, str]]:
-        return {
-            "sft.demonstrations": (self.sft.demonstrations, "demonstrations.json"),
-            "sft.start_from": (self.sft.start_from, "algorithm/policy.json"),
-        }
-
-    def check_objects(self, *, has_started: bool) -> None:
+    def check_objects(self, run: Run, *, has_started: bool) -> None:  # noqa: ARG002 - see the kinds
         from rlvlm.algorithms.policy_gradient.advantages import find_estimator  # torch, as every run needs it
         from rlvlm.algorithms.policy_gradient.losses import find_policy_loss
         from rlvlm.rewards.scorers import read_scores
 
-        find_estimator(self.algo.advantage.estimator)
-        find_policy_loss(self.algo.loss.policy)
-        if self.policy.is_own:
-            find_own(self.policy)
-        if self.measured:
-            read_scores(Path(self.measured), self.task)
-        if not has_started:
-            self.check_start()
+        find_estimator(run.algo.advantage.estimator)
+        find_policy_loss(run.algo.loss.policy)
+        if run.policy.is_own:
+            find_own(run.policy)
+        if measured := self.measured(run):
+            read_scores(Path(measured), run.task)
 
-    @abstractmethod
-    def check_start(self) -> None:
-        """Raises UsageError if what the supervised start reads does not suit the run."""
-
-    @property
-    def reward_name(self) -> str:
-        """Name of the reward after that of the estimator."""
-        return f"{self.algo.advantage.estimator}, {super().reward_name}"
-
-    @property
-    def title(self) -> str:
-        """Title that also names the policy's head, where it is not the usual one of the kind."""
-        head = self.policy.head
-        words = "" if head == type(self.policy)().head else f"{head.rpartition(':')[2]} policy, "
-        return f"{self.task}: {words}{self.reward_name}, seed {self.seed}"
-
-    @property
-    def measured(self) -> str:
-        return self.reward.measured
+    def measured(self, run: Run) -> str:
+        return run.reward.measured

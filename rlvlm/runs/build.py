@@ -45,9 +45,10 @@ from rlvlm.judges.judge import Judge
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
+from rlvlm.runs.answers_run import AnswersRun
 from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.folder import RunFolder, label_store
-from rlvlm.runs.kinds import AnswersRun, ChunksRun, StepsRun, TurnsRun
+from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
 from rlvlm.runs.placement import HeldPlaces
 from rlvlm.runs.records import Draw
 
@@ -147,7 +148,7 @@ def algorithm_settings(
         make_judge: makes the judge's client in the asking process; None if no judge is used.
         make_engine: makes the client of a policy's sampling engine; None samples in the run's own process.
     """
-    settings = _SETTINGS[config.kind](config, make_judge, make_engine)
+    settings = _SETTINGS[config.kind.name](config, make_judge, make_engine)
     return settings.debugging(seed=config.seed)
 
 
@@ -165,7 +166,7 @@ def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: M
         make_judge=make_judge,
         total_steps=config.steps,
     )
-    if config.asks_person:
+    if config.kind.asks_person(config):
         assert config.out is not None, "a run that is open has a folder"
         store = label_store(RunFolder(config.out, config.track.keep_checkpoints), config).folder
         settings.rewards(make_person=partial(open_person, config.judge, store), goal_picture=goal_image(config))
@@ -254,7 +255,7 @@ class Players:
 
 def open_players(config: RunConfig, checkpoint: Path) -> Players:
     """Opens the policy in a checkpoint's folder, and the players it is compared with."""
-    return _PLAYERS[config.kind](config, checkpoint)
+    return _PLAYERS[config.kind.name](config, checkpoint)
 
 
 def step_players(config: StepsRun, checkpoint: Path) -> Players:

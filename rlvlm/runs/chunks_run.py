@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults, with_preset
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -13,17 +13,15 @@ from rlvlm.envs.registry import make_env
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
-from rlvlm.runs.answers_run import AnswersRun
-from rlvlm.runs.config import at_most
+from rlvlm.runs.answers_run import AnswersKind, AnswersRun
+from rlvlm.runs.config import TASKS_OWN, at_most
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunksRun(AnswersRun):
     """A VLA that acts in chunks of actions."""
 
-    kind: ClassVar[str] = "chunks"
-    env: ChunkEnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """Settings of the task's env; by default the task's own."""
+    env: ChunkEnvConfig = TASKS_OWN
     reward: ChunkRewardConfig = field(default_factory=ChunkRewardConfig)
     policy: VLAConfig = field(default_factory=VLAConfig)
     """Settings of the VLA that acts."""
@@ -32,19 +30,25 @@ class ChunksRun(AnswersRun):
     algo: PolicyGradientConfig = field(default_factory=chunk_defaults)
     """Settings of estimator, loss, rollouts and updates; `algo.preset` selects a combination."""
 
-    def with_preset(self, preset: str) -> Self:
+
+class ChunksKind(AnswersKind[ChunksRun]):
+    """See `ChunksRun`."""
+
+    name = "chunks"
+
+    def with_preset(self, run: ChunksRun, preset: str) -> ChunksRun:
         """Applies a preset: chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
-        if preset == self.algo.preset:
-            return self
-        algo, policy = with_preset(self.algo, preset), self.policy
+        if preset == run.algo.preset:
+            return run
+        algo, policy = with_preset(run.algo, preset), run.policy
         if preset == "ppo" and not (policy.model or policy.is_own) and algo.advantage.values == "policy":
             policy = replace(policy, pocket=replace(policy.pocket, has_values=True))
-        return replace(self, algo=algo, policy=policy)
+        return replace(run, algo=algo, policy=policy)
 
-    def check(self) -> None:
-        super().check()
-        policy, sft = self.policy, self.sft
-        if self.goal:
+    def check(self, run: ChunksRun) -> None:
+        super().check(run)
+        policy, sft = run.policy, run.sft
+        if run.goal:
             raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
         if sft.scenes and not (policy.model or policy.pocket.predicts_offsets):
             raise ValueError(
@@ -56,66 +60,63 @@ class ChunksRun(AnswersRun):
         if policy.model and (idle := [name for name, value in told.items() if value]):
             raise ValueError(f"sft.{idle[0]} has no effect on policy.model, which comes trained; leave one out")
 
-    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
-        yield from super().without_effect()
-        yield self.algo.num_learners, f"algo.num_learners {self.algo.num_learners}", ("algo.device",)
-        of_model = ("policy.pocket.*",) if self.sft.demonstrations else ("sft.*", "policy.pocket.*")
-        yield self.policy.model, "policy.model", of_model
-        yield self.policy.is_own, f"policy.head {self.policy.head}", ("policy.pocket.*",)
-        yield self.policy.head == "flow", "policy.head flow, which has no bins", ("sft.label_width",)
+    def without_effect(self, run: ChunksRun) -> Iterator[tuple[object, str, tuple[str, ...]]]:
+        yield from super().without_effect(run)
+        yield run.algo.num_learners, f"algo.num_learners {run.algo.num_learners}", ("algo.device",)
+        of_model = ("policy.pocket.*",) if run.sft.demonstrations else ("sft.*", "policy.pocket.*")
+        yield run.policy.model, "policy.model", of_model
+        yield run.policy.is_own, f"policy.head {run.policy.head}", ("policy.pocket.*",)
+        yield run.policy.head == "flow", "policy.head flow, which has no bins", ("sft.label_width",)
         yield True, "an env in chunks, of which evaluations play all episodes at once", ("eval.num_envs",)
 
-    def smoke(self) -> Self:
-        share = min(1.0, 32 / self.env.episode_steps)  # keeps the wall time about the same
+    def smoke(self, run: ChunksRun) -> ChunksRun:
+        share = min(1.0, 32 / run.env.episode_steps)  # keeps the wall time about the same
         return replace(
-            at_most(self, steps=int(30_000 * share)),
-            sft=at_most(self.sft, episodes=int(100 * share), scenes=200, updates=300),
-            reward=replace(self.reward, monitor=at_most(self.reward.monitor, preflight=8)),
-            algo=at_most(self.algo, groups=max(2, int(16 * share)), rounds=1),
-            eval=at_most(self.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
+            at_most(run, steps=int(30_000 * share)),
+            sft=at_most(run.sft, episodes=int(100 * share), scenes=200, updates=300),
+            reward=replace(run.reward, monitor=at_most(run.reward.monitor, preflight=8)),
+            algo=at_most(run.algo, groups=max(2, int(16 * share)), rounds=1),
+            eval=at_most(run.eval, every_steps=int(10_000 * share), episodes=max(4, int(20 * share))),
             track=at_most(
-                self.track, checkpoint_every_steps=int(10_000 * share), log_every_steps=max(1, int(5_000 * share))
+                run.track, checkpoint_every_steps=int(10_000 * share), log_every_steps=max(1, int(5_000 * share))
             ),
         )
 
-    def networks(self) -> dict[str, tuple[str, str, str]]:
-        policy = self.policy
-        found = {} if self.algo.num_learners else {"algo": (self.algo.device, "", "")}
+    def networks(self, run: ChunksRun) -> dict[str, tuple[str, str, str]]:
+        policy = run.policy
+        found = {} if run.algo.num_learners else {"algo": (run.algo.device, "", "")}
         if policy.model:  # it samples in the run's own process even if others learn
             found[policy.loading.section] = (policy.loading.device, "", "")
             found["policy"] = ("auto", policy.model, policy.revision)
         return found
 
-    def folders(self) -> dict[str, tuple[str, str]]:
-        loading = self.policy.loading
-        return super().folders() | {f"{loading.section}.adapter": (loading.adapter, "adapter_config.json")}
-
-    def check_start(self) -> None:
-        if self.sft.demonstrations:
+    def check_objects(self, run: ChunksRun, *, has_started: bool) -> None:
+        super().check_objects(run, has_started=has_started)
+        if run.sft.demonstrations and not has_started:
             from rlvlm.demonstrations.folder import open_folder
 
-            open_folder(Path(self.sft.demonstrations).expanduser()).check_task(self.task)
+            open_folder(Path(run.sft.demonstrations).expanduser()).check_task(run.task)
 
-    def check_policy(self) -> None:
-        if not self.policy.model or not Path(self.policy.model).expanduser().is_dir():
+    def check_policy(self, run: ChunksRun) -> None:
+        if not run.policy.model or not Path(run.policy.model).expanduser().is_dir():
             return  # a hub checkpoint is checked once it is downloaded
         from rlvlm.policies.vla.build import check_checkpoint  # torch and transformers are slow to import
 
-        env: Any = make_env(self.task, self.env, self.seed)
+        env: Any = make_env(run.task, run.env, run.seed)
         try:
-            check_checkpoint(self.policy, env)
+            check_checkpoint(run.policy, env)
         except ModelUnavailable as error:
             raise UsageError(str(error), error.fix) from error
         finally:
             env.close()
 
-    def notes(self) -> list[str]:
-        reward = self.reward
+    def notes(self, run: ChunksRun) -> list[str]:
+        reward = run.reward
         shown = (reward.num_frames, reward.frame_px, reward.flip_images)
         is_shown_as_pocket = shown == (VIDEO_NUM_FRAMES, VIDEO_FRAME_PX, False)
-        if not (reward.asks_judge and self.task in known_tasks("video") and is_shown_as_pocket):
+        if not (reward.asks_judge and run.task in known_tasks("video") and is_shown_as_pocket):
             return []
-        if self.asks_pocket_judge:
+        if run.asks_pocket_judge:
             return []
         return [
             f"the judge is shown {VIDEO_NUM_FRAMES} mirrored frames of {VIDEO_FRAME_PX} pixels, as the pocket "
@@ -123,9 +124,12 @@ class ChunksRun(AnswersRun):
             "--reward.flip-images"
         ]
 
-    def judge_knows(self) -> list[str]:
-        if not self.judge.ships_weights:
+    def judge_knows(self, run: ChunksRun) -> list[str]:
+        if not run.judge.ships_weights:
             return []
-        if not self.judge.model:  # the default judge of pairs cannot score episodes, the others can
+        if not run.judge.model:  # the default judge of pairs cannot score episodes, the others can
             return [*known_tasks("scorer"), *known_tasks("video")]
-        return list(known_tasks(self.judge.model))
+        return list(known_tasks(run.judge.model))
+
+
+CHUNKS = ChunksKind(ChunksRun)

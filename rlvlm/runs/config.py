@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import tyro
 
-from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
+from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.checks import Bound, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef, FilePath
@@ -23,8 +24,7 @@ from rlvlm.envs.registry import check_env_settings, find_task, task_env
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.preferences.config import FeedbackConfig
-from rlvlm.rewards.config import StepRewardConfig, TurnRewardConfig
+from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.settings import flat
 from rlvlm.serving.config import JUDGE_ROLE, JUDGE_SETTING, PLACE_TIMEOUT_S, PlacementConfig, Role, ServedEngineConfig
 
@@ -73,26 +73,20 @@ class TrackConfig:
 
 GOAL_IMAGE = "goal_image.png"
 """File in a run's folder with the goal image shown to its judge with every question."""
+Section = TypeVar("Section")
+TASKS_OWN: Any = None
+"""Stands for the settings of the task's own env until a run is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(ABC):
-    """Settings that every run has. Its kind, that of the task's env, adds sections and methods: a run is a `StepsRun`,
-    a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`.
+class RunConfig:
+    """Settings that every run has. A run is a `StepsRun`, a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`, after
+    the kind of the task's env: each narrows the types of these sections and adds its own.
     """
 
-    # Sections that only some kinds have, and None in the others. Without a type, as a typed one here would decide the
-    # place of a kind's own section in config.yaml and in help texts.
-    if TYPE_CHECKING:
-        policy: ClassVar[PolicyConfig | VLAConfig | None] = None
-        sft: ClassVar[ReplySFTConfig | ChunkSFTConfig | None] = None
-        engine: ClassVar[ServedEngineConfig | None] = None
-        feedback: ClassVar[FeedbackConfig | None] = None
-    else:
-        policy = sft = engine = feedback = None
-    kind: ClassVar[str] = ""
-    """Kind of the task's env: steps, turns or chunks."""
-    algorithm: ClassVar[str] = ""
+    kind: ClassVar["Kind[Any]"]
+    """Kind of the task's env: steps, turns or chunks. It says what follows from a run's settings."""
+    algorithm: ClassVar[str]
     """Name of the learning algorithm."""
     may_change: ClassVar[tuple[str, ...]] = (
         *("steps", "place_timeout_s", "eval.*", "track.*"),
@@ -121,11 +115,11 @@ class RunConfig(ABC):
     """Folder of the run; by default runs/TASK/<time>."""
     place_timeout_s: PositiveFloat = PLACE_TIMEOUT_S
     """Maximum wait on a cluster for nodes that its autoscaler adds, and for places that others hold, seconds."""
-    reward: StepRewardConfig | TurnRewardConfig = None  # pyright: ignore[reportAssignmentType] - each kind has one
+    reward: RewardConfig
     """Source of the reward."""
-    algo: Any = None  # of two classes: most of its settings are read where only one of them can be
+    algo: SACConfig | PolicyGradientConfig
     """Settings of learning from the reward."""
-    env: EnvConfig = None  # pyright: ignore[reportAssignmentType]
+    env: EnvConfig = TASKS_OWN
     """Settings of the task's env; by default the task's own."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
@@ -137,11 +131,12 @@ class RunConfig(ABC):
         if self.env is None:
             with suppress(UsageError):  # the task does not exist, or cannot be imported
                 object.__setattr__(self, "env", task_env(self.task))
-        if not isinstance(self.env, KIND_CONFIGS[self.kind]):
+        kind = self.kind.name
+        if not isinstance(self.env, KIND_CONFIGS[kind]):
             if self.env is not None and type(self.env) is not EnvConfig:
-                raise ValueError(f"env is a {type(self.env).__name__}, which does not go with a run in {self.kind}")
+                raise ValueError(f"env is a {type(self.env).__name__}, which does not go with a run in {kind}")
             steps: dict[str, Any] = {} if self.env is None else {"episode_steps": self.env.episode_steps}
-            object.__setattr__(self, "env", KIND_CONFIGS[self.kind](**steps))
+            object.__setattr__(self, "env", KIND_CONFIGS[kind](**steps))
         # NaN passes every comparison with a bound, and only NaN differs from itself
         leaves = {name: value if isinstance(value, list) else [value] for name, value in flat(self).items()}
         if names := [name for name, values in leaves.items() if any(value != value for value in values)]:
@@ -161,110 +156,41 @@ class RunConfig(ABC):
                 f"judge.device is {judge.device}, and Ray gives the judge's replica no GPU; set --serve.num-gpus 1, or "
                 "a share such as 0.5, or leave judge.device auto"
             )
-        self.check()
+        self.kind.check(self)
 
-    # Methods that each kind implements.
+    def section(self, of: type[Section]) -> Section | None:
+        """Returns the section of that class, which only some kinds of runs have; None if this one has none."""
+        return next((value for value in vars(self).values() if isinstance(value, of)), None)
 
-    @abstractmethod
-    def check(self) -> None:
-        """Raises ValueError if settings of two sections contradict each other, or one makes another useless in a way
-        that no recipe has; see also `why_unused`.
-        """
-
-    @abstractmethod
-    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
-        """Yields rules for useless settings: whether the rule applies to this run, the setting that causes it, and
-        patterns of the settings that then have no effect.
-        """
-
-    @abstractmethod
     def smoke(self) -> Self:
         """Returns this run shortened to minutes: all parts run, nothing converges. Long episodes are fewer."""
+        return self.kind.smoke(self)
 
     def starting_for(self, settings: Mapping[str, Any]) -> Self:
         """Returns this run with the preset in `settings`, because the name alone would be a false label."""
         named = settings.get("algo.preset", self.algo.preset)
-        return self if named == self.algo.preset else self.with_preset(str(named))
-
-    def with_preset(self, preset: str) -> Self:
-        """Returns this run with the estimator, the loss and the rollouts of a preset; the rest stays as in the recipe.
-
-        Raises:
-            UsageError: this kind has no such preset.
-        """
-        raise UsageError(
-            f"algo.preset {preset} is for envs in turns and chunks, {self.task} is one in {self.kind}", "leave it out"
-        )
-
-    @abstractmethod
-    def own_roles(self) -> list[Role]:
-        """Returns the processes that a run starts besides its own and the judge's; some may have a count of 0."""
-
-    @abstractmethod
-    def networks(self) -> dict[str, tuple[str, str, str]]:
-        """Returns the networks in the run's own process, by the section of the command line: device, model (hub name or
-        folder; empty if it needs none) and the model's revision.
-        """
-
-    def folders(self) -> dict[str, tuple[str, str]]:
-        """Returns folders that settings name, other than models, by setting: path, and a file that must be in it."""
-        return {}
-
-    @abstractmethod
-    def notes(self) -> list[str]:
-        """Returns what a user should know before the run starts and that depends on the kind."""
-
-    def check_policy(self) -> None:  # noqa: B027 - a small policy has none
-        """Raises UsageError unless the files of a policy's model match the env, which may be made for the check."""
-
-    @abstractmethod
-    def check_objects(self, *, has_started: bool) -> None:
-        """Raises UsageError if objects named by `module:NAME` or a measured judge's table cannot be read or, in a run
-        that has not started, what its supervised start reads does not suit it; imports torch.
-        """
-
-    def judge_knows(self) -> list[str]:
-        """Returns the tasks that the judge knows, for this run's kind of question; empty for a general model."""
-        return []
-
-    @property
-    def max_queries(self) -> int:
-        """Returns the maximum number of questions of the run, from its sessions and budget; 0 without a teacher."""
-        # one per turn or episode, and the shortest episode has one step
-        return self.steps if self.reward.asks_judge else 0
-
-    @property
-    def reward_name(self) -> str:
-        """Returns the source of the reward, short enough for a legend, e.g. `judge labels, image reward`."""
-        judge = self.serve.app or self.judge.backend
-        return self.reward.title(judge, " (random weights)" if self.reward.asks_judge and self.judge.is_random else "")
-
-    @property
-    def asks_person(self) -> bool:
-        """Whether a person answers queries of this run on the page of `rlvlm labels ask`."""
-        return False
-
-    @property
-    def measured(self) -> str:
-        """File of the measured judge that a teacher simulates; empty if there is none."""
-        return ""
-
-    # Methods common to all kinds.
+        return self if named == self.algo.preset else self.kind.with_preset(self, str(named))
 
     @property
     def num_engine_replicas(self) -> int:
         """Number of replicas behind Serve that sample for the policy; 0: the run's process, or env runners, do."""
-        return self.engine.num_replicas if self.engine else 0
+        engine = self.section(ServedEngineConfig)
+        return engine.num_replicas if engine else 0
 
     @property
     def large_policy(self) -> PolicyConfig | VLAConfig | None:
         """Section of a policy that starts pretrained, with its model; None for a small policy."""
-        return self.policy if self.policy and self.policy.model else None
+        acts = self._policy
+        return acts if acts and acts.model else None
+
+    @property
+    def _policy(self) -> PolicyConfig | VLAConfig | None:
+        return self.section(PolicyConfig) or self.section(VLAConfig)
 
     @property
     def roles(self) -> list[Role]:
         """Returns the processes that a run starts besides its own; a judge that already runs is not included."""
-        found, serve = self.own_roles(), self.serve
+        found, serve = self.kind.own_roles(self), self.serve
         if self.reward.asks_judge and not serve.app:
             found.append(serve.role(JUDGE_ROLE, JUDGE_SETTING))
         return [role for role in found if role.count]
@@ -289,7 +215,7 @@ class RunConfig(ABC):
         drawn = (self.policy_env, self.judge_env if self.reward.asks_judge else self.policy_env)
         reasons = [settings.without_effect() for settings in drawn]
         tables = (
-            *self.without_effect(),
+            *self.kind.without_effect(self),
             (self.asks_pocket_judge, pocket, ("judge.quantization",)),
             *((setting in reasons[1], why, (f"env.{setting}",)) for setting, why in reasons[0].items()),
         )
@@ -336,12 +262,107 @@ class RunConfig(ABC):
         return Path(self.judge.store).expanduser() if self.judge.store else own
 
     @property
+    def reward_name(self) -> str:
+        """Returns the estimator, if any, and the source of the reward, short enough for a legend, e.g. `judge labels,
+        image reward`.
+        """
+        learns, judge = self.section(PolicyGradientConfig), self.serve.app or self.judge.backend
+        mark = " (random weights)" if self.reward.asks_judge and self.judge.is_random else ""
+        return (f"{learns.advantage.estimator}, " if learns else "") + self.reward.title(judge, mark)
+
+    @property
     def title(self) -> str:
-        """Returns a line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`."""
-        return f"{self.task}: {self.reward_name}, seed {self.seed}"
+        """Returns a line that names the run, e.g. `drawer_open: judge labels, image reward, seed 0`, and the policy's
+        head where it is not the usual one of the kind.
+        """
+        acts = self._policy
+        head = f"{acts.head.rpartition(':')[2]} policy, " if acts and acts.head != type(acts)().head else ""
+        return f"{self.task}: {head}{self.reward_name}, seed {self.seed}"
 
 
-Section = TypeVar("Section")
+Run = TypeVar("Run", bound=RunConfig)
+
+
+class Kind(ABC, Generic[Run]):
+    """What differs between runs of envs in steps, turns and chunks; one object each in `rlvlm.runs.kinds`.
+
+    Args:
+        run: class of its runs.
+    """
+
+    name: ClassVar[str]
+    """Kind of the task's env, as in `Task.kind`: steps, turns or chunks."""
+
+    def __init__(self, run: type[Run]) -> None:
+        self.run = run
+        run.kind = self
+
+    @abstractmethod
+    def check(self, run: Run) -> None:
+        """Raises ValueError if settings of two sections contradict each other, or one makes another useless in a way
+        that no recipe has; see also `without_effect`.
+        """
+
+    @abstractmethod
+    def without_effect(self, run: Run) -> Iterator[tuple[object, str, tuple[str, ...]]]:
+        """Yields rules for useless settings: whether the rule applies to this run, the setting that causes it, and
+        patterns of the settings that then have no effect.
+        """
+
+    @abstractmethod
+    def smoke(self, run: Run) -> Run:
+        """See `RunConfig.smoke`."""
+
+    def with_preset(self, run: Run, preset: str) -> Run:
+        """Returns a run with the estimator, the loss and the rollouts of another preset; the rest stays as in the
+        recipe.
+
+        Raises:
+            UsageError: this kind has no such preset.
+        """
+        raise UsageError(
+            f"algo.preset {preset} is for envs in turns and chunks, {run.task} is one in {self.name}", "leave it out"
+        )
+
+    @abstractmethod
+    def own_roles(self, run: Run) -> list[Role]:
+        """Returns the processes that a run starts besides its own and the judge's; some may have a count of 0."""
+
+    @abstractmethod
+    def networks(self, run: Run) -> dict[str, tuple[str, str, str]]:
+        """Returns the networks in the run's own process, by the section of the command line: device, model (hub name or
+        folder; empty if it needs none) and the model's revision.
+        """
+
+    @abstractmethod
+    def notes(self, run: Run) -> list[str]:
+        """Returns what a user should know before the run starts."""
+
+    def check_policy(self, run: Run) -> None:  # noqa: B027 - a small policy has none
+        """Raises UsageError unless the files of a policy's model match the env, which may be made for the check."""
+
+    @abstractmethod
+    def check_objects(self, run: Run, *, has_started: bool) -> None:
+        """Raises UsageError if objects named by `module:NAME` or a measured judge's table cannot be read or, in a run
+        that has not started, what its supervised start reads does not suit it; imports torch.
+        """
+
+    def judge_knows(self, run: Run) -> list[str]:  # noqa: ARG002 - no turn is refused for its judge
+        """Returns the tasks that the judge knows, for this run's kind of question; empty for a general model."""
+        return []
+
+    def max_queries(self, run: Run) -> int:
+        """Returns the maximum number of questions of a run, from its sessions and budget; 0 without a teacher."""
+        # one per turn or episode, and the shortest episode has one step
+        return run.steps if run.reward.asks_judge else 0
+
+    def asks_person(self, run: Run) -> bool:  # noqa: ARG002 - a person is not waited for in turns and chunks
+        """Whether a person answers queries of a run on the page of `rlvlm labels ask`."""
+        return False
+
+    @abstractmethod
+    def measured(self, run: Run) -> str:
+        """Returns the file of the measured judge that a teacher simulates; empty if there is none."""
 
 
 def at_most(section: Section, **bounds: int) -> Section:

@@ -50,7 +50,7 @@ RENAMED = {
 
 def config_text(config: RunConfig) -> str:
     """Returns the text of `config.yaml`."""
-    return f"kind: {config.kind}\nalgorithm: {config.algorithm}\n{to_yaml(config)}"
+    return f"kind: {config.kind.name}\nalgorithm: {config.algorithm}\n{to_yaml(config)}"
 
 
 def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
@@ -80,13 +80,13 @@ def read_config_text(text: str, name: str = "the configuration") -> RunConfig:
     try:
         task = str(tree.get("task", "")) if isinstance(tree, dict) else ""
         is_known = _is_known(task)
-        like = KINDS[kind](task=task if is_known else "")
+        like = KINDS[kind].run(task=task if is_known else "")
         if isinstance(tree, dict) and isinstance(env := tree.get("env"), dict):
             if is_old:  # before kinds, every file contained the settings of all families
                 tree["env"] = own_settings(type(like.env), env)
             elif not is_known:
                 tree["env"] = {name: env[name] for name in env if hasattr(like.env, name)}
-        return read_settings(KINDS[kind], tree, like=like)
+        return read_settings(KINDS[kind].run, tree, like=like)
     except UsageError as error:
         raise UsageError(f"{name}: {error}", error.fix) from error
 

@@ -9,7 +9,9 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.answers_run import AnswersRun
 from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
+from rlvlm.runs.turns_run import TurnsRun
 
 if TYPE_CHECKING:  # torch
     from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload
@@ -26,7 +28,7 @@ def learner_memory(config: RunConfig) -> str:
     """
     policy = config.large_policy
     size = _size_of(policy)
-    if policy is None or size is None:
+    if policy is None or size is None or not isinstance(config, AnswersRun):
         return ""
     from rlvlm.algorithms.policy_gradient.memory_plan import plan, words_of
 
@@ -37,12 +39,13 @@ def envs_advice(config: RunConfig) -> str:
     """Returns, in words, the setting that fills the memory of a sampler in turns; empty if nothing is left, or if too
     little is known: the GPU, the tokenizer, or whether the policy computes on this machine.
     """
-    policy, algo, engine = config.large_policy, config.algo, config.engine
-    if not isinstance(policy, PolicyConfig) or engine is None:
+    policy = config.large_policy
+    if policy is None or not isinstance(config, TurnsRun):
         return ""
     from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
     from rlvlm.vlms.devices import gpu_memory
 
+    algo, engine = config.algo, config.engine
     card, work = gpu_memory(), workload_of(config)
     copies = config.num_engine_replicas or 1
     if card is None or not work.prompt_tokens or not (work.is_sampled or engine.num_gpus):
@@ -71,15 +74,15 @@ def envs_advice(config: RunConfig) -> str:
     return advice
 
 
-def workload_of(config: RunConfig) -> "Workload":
+def workload_of(config: AnswersRun) -> "Workload":
     """Returns what a learner's policy computes besides updates, in a run with a large policy."""
     from rlvlm.algorithms.policy_gradient.memory_plan import Workload
 
     policy, algo, sft = config.large_policy, config.algo, config.sft
-    plays_elsewhere = config.algo.num_learners or config.num_engine_replicas or algo.env_runners
+    plays_elsewhere = algo.num_learners or config.num_engine_replicas or algo.env_runners
     return Workload(
         prompt_tokens=_prompt_tokens(config, policy) if isinstance(policy, PolicyConfig) else 0,
-        sft_rows=sft.batch_size if sft is not None and (sft.plays_expert or sft.demonstrations) else 0,
+        sft_rows=sft.batch_size if sft.plays_expert or sft.demonstrations else 0,
         is_sampled=not plays_elsewhere,
         eval_envs=config.eval.num_envs,
     )
@@ -117,12 +120,13 @@ def main_memory(
         roles: its processes.
         where: the node of each process, by role, as returned by `placement.place`.
     """
-    policy, algo = config.large_policy, config.algo
+    policy = config.large_policy
     size = _size_of(policy)
-    if policy is None or size is None:
+    if policy is None or size is None or not isinstance(config, AnswersRun):
         return {}
     from rlvlm.algorithms.policy_gradient.memory_plan import plan
 
+    algo = config.algo
     found: dict[str, dict[str, float]] = {}
     for role in roles:
         is_replica = role.is_served and role.name != JUDGE_ROLE

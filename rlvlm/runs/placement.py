@@ -65,7 +65,7 @@ def layout_of(config: RunConfig, machines: Sequence[Node], *, is_here: bool = Tr
     Raises:
         MachineError: a process cannot be placed.
     """
-    sections = config.networks()
+    sections = config.kind.networks(config)
     wanted = [section for section, (device, *_) in sections.items() if device != "cpu"]
     learns = not config.algo.num_learners
     # a private Ray, on one machine, has a core for every process that asks for one: few cores are shared
@@ -224,7 +224,7 @@ def own_gpu(config: RunConfig) -> Iterator[None]:
         MachineError: a process cannot be placed, or a network needs `cuda` but other runs leave no GPU.
     """
     share = present_layout(config).own_share
-    wants = {device for device, *_ in config.networks().values()} - {"cpu"}
+    wants = {device for device, *_ in config.kind.networks(config).values()} - {"cpu"}
     named = next((device.partition(":")[2] for device in wants if ":" in device), "")
     index: int | None = int(named or 0) if share else None
     booking = None

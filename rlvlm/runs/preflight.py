@@ -9,17 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlvlm.algorithms.sft_config import NO_EXPERT_FIX
+from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, SFTConfig
 from rlvlm.core.errors import JudgeUnavailable, MachineError, ModelUnavailable, UsageError, first_line
 from rlvlm.envs.registry import find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import POCKET_FIX, JudgeConfig
 from rlvlm.pocket.models import shipped_folder, weights_folder
+from rlvlm.runs.answers_run import AnswersRun
 from rlvlm.runs.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.environment import gpu_names
 from rlvlm.runs.networks import model_folder, workload_of
 from rlvlm.runs.settings import changed_leaves, option_words
-from rlvlm.serving.config import check_environment
+from rlvlm.serving.config import ServedEngineConfig, check_environment
 
 CONNECT_S = 5.0
 """Maximum wait for the cluster that RAY_ADDRESS names, seconds."""
@@ -59,12 +60,12 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
     cluster_address()
     _check_models(config)
     _check_folders(config, without="sft." if has_started else None)
-    config.check_objects(has_started=has_started)
+    config.kind.check_objects(config, has_started=has_started)
     if config.env.draw_path:
         make_env(config.task, config.judge_env, config.seed).close()  # raises if the env knows no hand
     if not has_started:
         _check_start(config)
-    for section, network in config.networks().items():
+    for section, network in config.kind.networks(config).items():
         check_network(section, *network)
     _check_memory(config)
     if config.track.dashboard:
@@ -75,7 +76,7 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
         from rlvlm.vlms.devices import own_gpu
 
         drawing.result()
-    config.check_policy()
+    config.kind.check_policy(config)
     try:
         with own_gpu(0):  # which one it will be is not known before Ray has started
             algorithm_settings(
@@ -114,10 +115,10 @@ def check_before_play(config: RunConfig) -> None:
     """
     _check_models(config, "policy.")
     _check_folders(config, "policy.")
-    for section, network in config.networks().items():
+    for section, network in config.kind.networks(config).items():
         if section.startswith("policy"):
             check_network(section, *network)
-    config.check_policy()
+    config.kind.check_policy(config)
 
 
 def _not_yet(*_: Any) -> NoReturn:
@@ -133,7 +134,8 @@ def _check_start(config: RunConfig) -> None:
         from rlvlm.judge_bench.rows import read_row
 
         read_row(Path(config.track.bench).expanduser())
-    if config.sft is None or not config.sft.plays_expert:
+    sft = config.section(SFTConfig)
+    if sft is None or not sft.plays_expert:
         return
     has_expert = find_task(config.task).has_expert
     if ":" in config.task:  # a user's own env says so itself
@@ -150,12 +152,12 @@ def _check_memory(config: RunConfig) -> None:
     """Raises MachineError, with the setting to change, unless a learner of the policy, each sampling copy of it, and
     the judge fit on their GPUs or shares of one, by the rule in `memory_plan`.
     """
-    policy, algo = config.large_policy, config.algo
     if os.environ.get("RAY_ADDRESS") or not gpu_names():
         return  # a cluster's GPUs cannot be seen from here
     if config.reward.asks_judge and not config.serve.app:
         _check_judge_share(config)
-    if policy is None:
+    policy, engine = config.large_policy, config.section(ServedEngineConfig)
+    if policy is None or not isinstance(config, AnswersRun):
         return  # without a model everything is small
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
     from rlvlm.runs.placement import layout_of, nodes  # ray, as every run needs it
@@ -164,14 +166,14 @@ def _check_memory(config: RunConfig) -> None:
     gpu_bytes = devices.gpu_memory()
     if gpu_bytes is None:
         return
-    size, workload = size_of(policy, model_folder(policy)), workload_of(config)
+    size, workload, algo = size_of(policy, model_folder(policy)), workload_of(config), config.algo
     for role in config.roles:  # engine replicas and env runners, which hold weights and sampling buffers
         if role.learns or role.name == JUDGE_ROLE or not role.gpus:
             continue
         alone = replace(algo, num_envs=-(-algo.num_envs // role.count), rollout_turns=0, num_learners=0, shard=False)
         parts = plan(size, policy, alone, on_gpu=True, workload=replace(workload, is_sampled=True))
         # a minimum: images are cached as far as memory allows, and vLLM samples with the rest
-        is_vllm = role.is_served and config.engine is not None and config.engine.backend == "vllm"
+        is_vllm = role.is_served and engine is not None and engine.backend == "vllm"
         needed = parts.context + parts.weights + (0 if is_vllm else parts.sampling)
         what = f"{policy.model} in each of {role.name}"
         _check_share(what, role.gpu_setting.split()[0], role.gpus, needed / max(1, int(role.gpus)), gpu_bytes)
@@ -351,7 +353,7 @@ def check_judge_knows(config: RunConfig) -> None:
     Raises:
         UsageError: it only knows other tasks.
     """
-    known = config.judge_knows()
+    known = config.kind.judge_knows(config)
     if known and config.task not in known and config.judge.untrained == "refuse":
         named = ", ".join(known) if len(known) <= _MOST_NAMED else f"{known[0]}, {known[1]} and {len(known) - 2} others"
         raise UsageError(
@@ -383,7 +385,15 @@ def _check_folders(config: RunConfig, prefix: str = "", without: str | None = No
     """Raises UsageError unless every other folder named by settings with that prefix, and not `without`'s, exists and
     has the required content.
     """
-    for setting, (path, holds) in config.folders().items():
+    if not isinstance(config, AnswersRun):
+        return
+    sft, loading = config.sft, config.policy.loading
+    named = {
+        "sft.demonstrations": (sft.demonstrations, "demonstrations.json"),
+        "sft.start_from": (sft.start_from, "algorithm/policy.json"),
+        f"{loading.section}.adapter": (loading.adapter, "adapter_config.json"),
+    }
+    for setting, (path, holds) in named.items():
         if not path or not setting.startswith(prefix) or (without and setting.startswith(without)):
             continue
         folder, fix = Path(path).expanduser(), f"correct it, or leave out --{setting}"

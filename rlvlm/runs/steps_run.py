@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
@@ -12,7 +12,7 @@ from rlvlm.envs.config import StepEnvConfig
 from rlvlm.pocket.models import known_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import SOURCES, TEACHERS, StepRewardConfig
-from rlvlm.runs.config import Role, RunConfig, at_most
+from rlvlm.runs.config import TASKS_OWN, Kind, Role, RunConfig, at_most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,38 +21,40 @@ class StepsRun(RunConfig):
     (PEBBLE).
     """
 
-    kind: ClassVar[str] = "steps"
     algorithm: ClassVar[str] = "sac"
     reward: StepRewardConfig = field(default_factory=StepRewardConfig)
-    feedback: FeedbackConfig = field(  # pyright: ignore[reportIncompatibleVariableOverride] - here every run has one
-        default_factory=FeedbackConfig
-    )
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     """Queries to the teacher, from whose answers a reward is learned."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     """Settings of the learned reward."""
     algo: SACConfig = field(default_factory=SACConfig)
     """Settings of SAC, including its networks."""
-    env: StepEnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """Settings of the task's env; by default the task's own."""
+    env: StepEnvConfig = TASKS_OWN
 
-    def check(self) -> None:
-        check_learning(self.reward, self.feedback, self.reward_model)
-        if self.reward.first_teacher == "published":
-            published_name(self.task)
-        is_about_clips = self.reward.source == "preference" and self.feedback.segment_steps > 1
-        if self.asks_pocket_judge and is_about_clips:
+
+class StepsKind(Kind[StepsRun]):
+    """See `StepsRun`."""
+
+    name = "steps"
+
+    def check(self, run: StepsRun) -> None:
+        check_learning(run.reward, run.feedback, run.reward_model)
+        if run.reward.first_teacher == "published":
+            published_name(run.task)
+        is_about_clips = run.reward.source == "preference" and run.feedback.segment_steps > 1
+        if run.asks_pocket_judge and is_about_clips:
             raise ValueError(
                 "the pocket judge knows single images only, so feedback.segment_steps must be 1, "
-                f"got {self.feedback.segment_steps}; longer segments need judge.backend transformers"
+                f"got {run.feedback.segment_steps}; longer segments need judge.backend transformers"
             )
-        if self.env.draw_path and self.reward.source == "judged":
+        if run.env.draw_path and run.reward.source == "judged":
             raise ValueError(
                 "env.draw_path has no effect with reward.source judged, which scores each image once, however it was "
                 "come to; use reward.source preference or score"
             )
 
-    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
-        reward = self.reward
+    def without_effect(self, run: StepsRun) -> Iterator[tuple[object, str, tuple[str, ...]]]:
+        reward = run.reward
         who = f"reward.source {reward.source}" + (f", reward.teacher {reward.teacher}" if reward.is_learned else "")
         yield not reward.asks_judge, f"{who}, which serves no judge", ("serve.*", "goal_image")
         yield reward.teacher != "mixed", who, ("reward.mixed_judge", "feedback.mixed.*")
@@ -60,67 +62,67 @@ class StepsRun(RunConfig):
         yield not (reward.asks_judge or reward.may_ask_person), f"{who}, which looks at no image", ("env.draw_path",)
         yield True, "an env in steps, of which evaluations play one", ("eval.num_envs",)
 
-    def smoke(self) -> Self:
+    def smoke(self, run: StepsRun) -> StepsRun:
         return replace(
-            at_most(self, steps=3_000),
-            feedback=at_most(self.feedback, first_step=1_000, every_steps=500, queries=20),
-            reward_model=at_most(self.reward_model, min_updates=20, max_updates=20),
-            algo=at_most(self.algo, seed_steps=500, critic_reset_updates=20),
-            eval=at_most(self.eval, every_steps=1_000, episodes=2),
-            track=at_most(self.track, checkpoint_every_steps=1_000, log_every_steps=250),
+            at_most(run, steps=3_000),
+            feedback=at_most(run.feedback, first_step=1_000, every_steps=500, queries=20),
+            reward_model=at_most(run.reward_model, min_updates=20, max_updates=20),
+            algo=at_most(run.algo, seed_steps=500, critic_reset_updates=20),
+            eval=at_most(run.eval, every_steps=1_000, episodes=2),
+            track=at_most(run.track, checkpoint_every_steps=1_000, log_every_steps=250),
         )
 
-    def own_roles(self) -> list[Role]:
-        return [Role(name="env runners", count=self.algo.env_runners, cpus=1.0, setting="--algo.env-runners")]
+    def own_roles(self, run: StepsRun) -> list[Role]:
+        return [Role(name="env runners", count=run.algo.env_runners, cpus=1.0, setting="--algo.env-runners")]
 
-    def networks(self) -> dict[str, tuple[str, str, str]]:
-        found = {"algo": (self.algo.placed_on, "", "")}
-        return found | {"reward-model": (self.reward_model.device, "", "")} if self.reward.is_learned else found
+    def networks(self, run: StepsRun) -> dict[str, tuple[str, str, str]]:
+        found = {"algo": (run.algo.placed_on, "", "")}
+        return found | {"reward-model": (run.reward_model.device, "", "")} if run.reward.is_learned else found
 
-    def notes(self) -> list[str]:
-        if self.asks_person and self.steps > self.feedback.first_step:
-            return [f"answer the queries of this run with: rlvlm labels ask {self.out or 'RUN'}; it does not wait"]
-        if not self.reward.is_learned or self.steps > self.feedback.first_step:
+    def notes(self, run: StepsRun) -> list[str]:
+        if self.asks_person(run) and run.steps > run.feedback.first_step:
+            return [f"answer the queries of this run with: rlvlm labels ask {run.out or 'RUN'}; it does not wait"]
+        if not run.reward.is_learned or run.steps > run.feedback.first_step:
             return []
         return [
-            f"nothing would be asked: the first feedback is due at step {self.feedback.first_step:,} "
-            f"(--feedback.first-step), and the run ends at step {self.steps:,} (--steps)"
+            f"nothing would be asked: the first feedback is due at step {run.feedback.first_step:,} "
+            f"(--feedback.first-step), and the run ends at step {run.steps:,} (--steps)"
         ]
 
-    def check_objects(self, *, has_started: bool) -> None:  # noqa: ARG002 - there is no supervised start
+    def check_objects(self, run: StepsRun, *, has_started: bool) -> None:  # noqa: ARG002 - there is no supervised start
         from rlvlm.preferences.queries import find_strategy  # torch, as every run needs it
         from rlvlm.preferences.teachers import load_teacher, read_shares
         from rlvlm.rewards.build import load_source
 
-        reward = self.reward
+        reward = run.reward
         if reward.source not in SOURCES and is_reference(reward.source, "reward.source"):
             load_source(reward.source)
         if reward.teacher not in TEACHERS and is_reference(reward.teacher, "reward.teacher"):
             load_teacher(reward.teacher)
-        find_strategy(self.feedback.sampling)
-        if self.measured:
+        find_strategy(run.feedback.sampling)
+        if measured := self.measured(run):
             try:
-                read_shares(Path(self.measured), self.task)
+                read_shares(Path(measured), run.task)
             except ValueError as error:
                 raise UsageError(str(error), "rlvlm judge-bench writes one") from error
 
-    def judge_knows(self) -> list[str]:
-        return list(known_tasks()) if self.judge.knows_few_tasks else []
+    def judge_knows(self, run: StepsRun) -> list[str]:
+        return list(known_tasks()) if run.judge.knows_few_tasks else []
 
-    @property
-    def max_queries(self) -> int:
-        feedback = self.feedback
-        if not self.reward.is_learned or self.steps <= feedback.first_step:
+    def max_queries(self, run: StepsRun) -> int:
+        feedback = run.feedback
+        if not run.reward.is_learned or run.steps <= feedback.first_step:
             return 0
         # a session at the very last step would teach nothing
-        sessions = (self.steps - 1 - feedback.first_step) // feedback.every_steps + 1
+        sessions = (run.steps - 1 - feedback.first_step) // feedback.every_steps + 1
         return min(sessions * feedback.queries, feedback.max_queries)
 
-    @property
-    def asks_person(self) -> bool:
-        reward = self.reward
-        return reward.may_ask_person and (reward.teacher == "human" or self.feedback.mixed.person == "human")
+    def asks_person(self, run: StepsRun) -> bool:
+        reward = run.reward
+        return reward.may_ask_person and (reward.teacher == "human" or run.feedback.mixed.person == "human")
 
-    @property
-    def measured(self) -> str:
-        return self.feedback.measured
+    def measured(self, run: StepsRun) -> str:
+        return run.feedback.measured
+
+
+STEPS = StepsKind(StepsRun)

@@ -162,7 +162,8 @@ def beside_bench(folder: RunFolder, config: RunConfig) -> list[list[str]]:
     Both use the bench's definitions, and labels its own functions. Scores are those of the monitor's newest episodes;
     the thresholds above which a score claims success differ between the two.
     """
-    file = config.track.bench or (config.measured if config.measured.endswith(".json") else "")
+    measured = config.kind.measured(config)
+    file = config.track.bench or (measured if measured.endswith(".json") else "")
     if not file:
         return []
     try:

@@ -114,7 +114,7 @@ class Training:
         self._changes = list(before.changes)
         self._started = time.monotonic()
         self._trackers = Trackers(folder, config)
-        for note in (self._trackers.trouble, *config.notes(), algorithm.image_note):
+        for note in (self._trackers.trouble, *config.kind.notes(config), algorithm.image_note):
             if note:
                 console.line(note)
         for name, change in differences(before.settings, self._settings).items():
@@ -520,7 +520,7 @@ def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.kind]))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.kind.name]))
         stop.log, stop.advice = console.line, folder.resume_command
         # inside the lock, so that its files in the folder belong to this run
         stack.enter_context(convert_errors(folder))
@@ -567,7 +567,8 @@ def print_summary(folder: RunFolder, console: RunConsole) -> None:
             for what, (greedy, sampled) in measured.items()
         )
     console.line(f"{summary['exit_reason']}: {summary['env_steps']:,} steps in {summary['wall_s']:.0f} s, {success}")
-    if folder.config().max_queries and not summary["queries"] and summary["exit_reason"] == "done":
+    config = folder.config()
+    if config.kind.max_queries(config) and not summary["queries"] and summary["exit_reason"] == "done":
         rows = folder.metrics.read()
         counts = [int(row.get(metrics.QUERIES_LOOK_ALIKE, 0)) for row in rows]
         waiting = int(rows[-1].get(metrics.QUERIES_OPEN, 0)) if rows else 0

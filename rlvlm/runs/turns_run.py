@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Self
 
 from rlvlm.algorithms.policy_gradient.config import with_preset
 from rlvlm.algorithms.sft_config import ReplySFTConfig
@@ -11,8 +10,8 @@ from rlvlm.envs.config import TurnEnvConfig
 from rlvlm.envs.registry import few_starts, make_env
 from rlvlm.pocket.models import TURN_TASKS
 from rlvlm.policies.vlm.config import OWN_SETTINGS, PolicyConfig, check_family
-from rlvlm.runs.answers_run import AnswersRun
-from rlvlm.runs.config import Role, at_most
+from rlvlm.runs.answers_run import AnswersKind, AnswersRun
+from rlvlm.runs.config import TASKS_OWN, Role, at_most
 from rlvlm.serving.config import ServedEngineConfig
 
 
@@ -20,34 +19,43 @@ from rlvlm.serving.config import ServedEngineConfig
 class TurnsRun(AnswersRun):
     """A VLM that acts in text or by a head, or a network of the user's own, turn by turn."""
 
-    kind: ClassVar[str] = "turns"
-    env: TurnEnvConfig = None  # pyright: ignore[reportAssignmentType]
-    """Settings of the task's env; by default the task's own."""
+    env: TurnEnvConfig = TASKS_OWN
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """Settings of the VLM, or another network, that acts."""
-    engine: ServedEngineConfig = field(  # pyright: ignore[reportIncompatibleVariableOverride] - here every run has one
-        default_factory=ServedEngineConfig
-    )
+    engine: ServedEngineConfig = field(default_factory=ServedEngineConfig)
     """Settings of the engine that samples replies."""
     sft: ReplySFTConfig = field(default_factory=ReplySFTConfig)
     """Settings of the supervised start."""
 
-    def with_preset(self, preset: str) -> Self:
+    @property
+    def correction(self) -> str:
+        engine, chosen = self.engine, self.algo.loss.correction
+        # another program, or weights that learners gather in 16 bits and the engine holds in 32
+        differs = engine.num_replicas and (engine.backend == "vllm" or self.algo.compute_dtype == "bfloat16")
+        return "token" if chosen == "auto" and differs else super().correction
+
+
+class TurnsKind(AnswersKind[TurnsRun]):
+    """See `TurnsRun`."""
+
+    name = "turns"
+
+    def with_preset(self, run: TurnsRun, preset: str) -> TurnsRun:
         """Applies a preset: ppo learns from pieces of episodes, the others compare whole ones."""
-        algo = self.algo
+        algo = run.algo
         if preset == algo.preset:
-            return self
+            return run
         if preset == "ppo":
             rollouts = {"rollout_turns": algo.rollout_turns or 16 * algo.num_envs}
         else:
             # as many groups as parallel envs, and each rollout is learned from
             size = min(algo.group_size, algo.num_envs)
             rollouts = {"rollout_turns": 0, "rounds": 1, "group_size": size, "groups": max(1, algo.num_envs // size)}
-        return replace(self, algo=with_preset(algo, preset, **rollouts))
+        return replace(run, algo=with_preset(algo, preset, **rollouts))
 
-    def check(self) -> None:
-        super().check()
-        algo, engine = self.algo, self.engine
+    def check(self, run: TurnsRun) -> None:
+        super().check(run)
+        algo, engine = run.algo, run.engine
         if engine.colocated and algo.staleness:
             raise ValueError(
                 f"algo.staleness {algo.staleness} has no effect with engine.colocated, where nobody samples while the "
@@ -58,39 +66,39 @@ class TurnsRun(AnswersRun):
                 f"engine.colocated has at most one replica for each learner, got engine.num_replicas "
                 f"{engine.num_replicas} and {max(1, algo.num_learners)} learners; set both to the same number"
             )
-        if self.policy.is_own and engine.num_replicas:
+        if run.policy.is_own and engine.num_replicas:
             raise ValueError(
-                f"policy.head {self.policy.head} samples in the run's own process, and engine.num_replicas is "
+                f"policy.head {run.policy.head} samples in the run's own process, and engine.num_replicas is "
                 f"{engine.num_replicas}; leave it out"
             )
-        if algo.shard and self.policy.quantization != "none":
+        if algo.shard and run.policy.quantization != "none":
             raise ValueError(
-                f"policy.quantization {self.policy.quantization} does not go with algo.shard: 4-bit weights are not "
+                f"policy.quantization {run.policy.quantization} does not go with algo.shard: 4-bit weights are not "
                 "shared out; leave it out, for slices of bfloat16 weights beside an adapter take as little from two "
                 "GPUs on, or leave out algo.shard, so that each learner holds all 4-bit weights"
             )
 
-    def without_effect(self) -> Iterator[tuple[object, str, tuple[str, ...]]]:
-        yield from super().without_effect()
+    def without_effect(self, run: TurnsRun) -> Iterator[tuple[object, str, tuple[str, ...]]]:
+        yield from super().without_effect(run)
         of_vlm = {setting.name for setting in fields(PolicyConfig)} - OWN_SETTINGS
         idle = (*(f"policy.{name}" for name in sorted(of_vlm)), "sft.reply_weight")
-        yield self.policy.is_own, f"policy.head {self.policy.head}, which is no chat VLM", idle
+        yield run.policy.is_own, f"policy.head {run.policy.head}, which is no chat VLM", idle
 
-    def smoke(self) -> Self:
-        share = min(1.0, 32 / self.env.episode_steps)  # keeps the wall time about the same
+    def smoke(self, run: TurnsRun) -> TurnsRun:
+        share = min(1.0, 32 / run.env.episode_steps)  # keeps the wall time about the same
         bounds = {"epochs": 1, "max_reply_tokens": 64, "rollout_turns": 128, "group_size": 8, "groups": 2}
-        small = {name: min(getattr(self.algo, name), bound) for name, bound in bounds.items()}
+        small = {name: min(getattr(run.algo, name), bound) for name, bound in bounds.items()}
         num_envs = 16 // small["group_size"] * small["group_size"]
         return replace(
-            at_most(self, steps=256),
-            sft=at_most(self.sft, turns=64, updates=10),
-            algo=replace(self.algo, num_envs=num_envs, **small),  # at once: each must go with all others
-            eval=at_most(self.eval, every_steps=128, episodes=max(2, int(8 * share))),
-            track=at_most(self.track, checkpoint_every_steps=128, log_every_steps=128),
+            at_most(run, steps=256),
+            sft=at_most(run.sft, turns=64, updates=10),
+            algo=replace(run.algo, num_envs=num_envs, **small),  # at once: each must go with all others
+            eval=at_most(run.eval, every_steps=128, episodes=max(2, int(8 * share))),
+            track=at_most(run.track, checkpoint_every_steps=128, log_every_steps=128),
         )
 
-    def own_roles(self) -> list[Role]:
-        engine = self.engine
+    def own_roles(self, run: TurnsRun) -> list[Role]:
+        engine = run.engine
         beside = " (on the learners' GPUs, in turns)" if engine.colocated else ""
         replicas = Role(
             name=f"the policy's replicas{beside}", count=engine.num_replicas, is_served=True,
@@ -98,58 +106,49 @@ class TurnsRun(AnswersRun):
             setting="--engine.num-replicas, --engine.num-gpus",
             gpu_setting="" if engine.colocated else "--engine.num-gpus 1",
         )  # fmt: skip
-        return [*super().own_roles(), replicas]
+        return [*super().own_roles(run), replicas]
 
-    def networks(self) -> dict[str, tuple[str, str, str]]:
+    def networks(self, run: TurnsRun) -> dict[str, tuple[str, str, str]]:
         # it samples in the run's own process even if others learn
-        return {"policy": (self.policy.device, self.policy.model, self.policy.revision)}
+        return {"policy": (run.policy.device, run.policy.model, run.policy.revision)}
 
-    def folders(self) -> dict[str, tuple[str, str]]:
-        return super().folders() | {"policy.adapter": (self.policy.adapter, "adapter_config.json")}
-
-    def notes(self) -> list[str]:
-        is_scorer = self.asks_pocket_judge and self.judge.model in ("", "scorer")
+    def notes(self, run: TurnsRun) -> list[str]:
+        is_scorer = run.asks_pocket_judge and run.judge.model in ("", "scorer")
         notes = []
-        if is_scorer and self.task not in TURN_TASKS:
+        if is_scorer and run.task not in TURN_TASKS:
             notes.append(
                 f"the pocket scorer has learned from turns of {', '.join(TURN_TASKS)}; its scores of those "
-                f"of {self.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
+                f"of {run.task} say nothing: use a general model with --judge.backend transformers --judge.model MODEL"
             )
-        if self.env.split == "all" and (few := few_starts(self.task)) is not None:
+        if run.env.split == "all" and (few := few_starts(run.task)) is not None:
             met = "evaluations play seeds that training never uses, and meet the same"
             notes.append(
-                f"{self.task} has {few} different starts: {met} starts all the same; --env.split training holds a "
+                f"{run.task} has {few} different starts: {met} starts all the same; --env.split training holds a "
                 "fifth of them out"
                 if few > 1
-                else f"{self.task} has one start: {met} one, so they say nothing about other starts"
+                else f"{run.task} has one start: {met} one, so they say nothing about other starts"
             )
         return notes
 
-    def check_policy(self) -> None:
-        if (folder := Path(self.policy.model).expanduser()).is_dir():
+    def check_policy(self, run: TurnsRun) -> None:
+        if (folder := Path(run.policy.model).expanduser()).is_dir():
             check_family(folder)
 
-    def check_objects(self, *, has_started: bool) -> None:
-        super().check_objects(has_started=has_started)
-        for side in ("training", "held_out") if self.env.split != "all" else ():
-            env = make_env(self.task, replace(self.env, split=side), self.seed)
-            env.reset(seed=self.seed)  # raises if no start is on that side
+    def check_objects(self, run: TurnsRun, *, has_started: bool) -> None:
+        super().check_objects(run, has_started=has_started)
+        for side in ("training", "held_out") if run.env.split != "all" else ():
+            env = make_env(run.task, replace(run.env, split=side), run.seed)
+            env.reset(seed=run.seed)  # raises if no start is on that side
             env.close()
-
-    def check_start(self) -> None:
-        if not self.sft.start_from:
+        if has_started or not run.sft.start_from:
             return
         from rlvlm.algorithms.sft_folders import check_sft_manifest, sft_manifest_of
 
-        env = make_env(self.task, self.env, self.seed)
-        wanted = sft_manifest_of(self.task, self.env, self.policy, env.action_names)
+        env = make_env(run.task, run.env, run.seed)
+        wanted = sft_manifest_of(run.task, run.env, run.policy, env.action_names)
         env.close()
         # other data that it has learned from are logged when the run loads it
-        check_sft_manifest(Path(self.sft.start_from).expanduser(), wanted, log=lambda difference: None)
+        check_sft_manifest(Path(run.sft.start_from).expanduser(), wanted, log=lambda difference: None)
 
-    @property
-    def correction(self) -> str:
-        engine, chosen = self.engine, self.algo.loss.correction
-        # another program, or weights that learners gather in 16 bits and the engine holds in 32
-        differs = engine.num_replicas and (engine.backend == "vllm" or self.algo.compute_dtype == "bfloat16")
-        return "token" if chosen == "auto" and differs else super().correction
+
+TURNS = TurnsKind(TurnsRun)

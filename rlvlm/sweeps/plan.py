@@ -55,7 +55,7 @@ def expand(sweep: SweepConfig) -> list[TrialPlan]:
     for task in () if sweep.budget.may_differ else sweep.tasks:
         runs = [plan.config for plan in plans if plan.task == task]
         steps = {config.steps for config in runs}
-        queries = {config.max_queries for config in runs} - {0}  # sources that ask no judge use none
+        queries = {config.kind.max_queries(config) for config in runs} - {0}  # sources that ask no judge use none
         for what, spent in (("env steps", steps), ("queries", queries)):
             if len(spent) > 1:
                 raise UsageError(
@@ -72,7 +72,7 @@ def run_configs(plans: Sequence[TrialPlan]) -> list[RunConfig]:
 
 def notes_of_plans(plans: Sequence[TrialPlan]) -> list[str]:
     """Returns notes about the runs for the user, once for all seeds; none of them prevents a start."""
-    notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in plan.config.notes()]
+    notes = [f"{plan.task}, {plan.source}: {note}" for plan in plans for note in plan.config.kind.notes(plan.config)]
     return list(dict.fromkeys(notes))
 
 

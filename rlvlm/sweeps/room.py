@@ -28,7 +28,7 @@ def roles_of_a_run(resources: ResourceConfig, runs: Sequence[RunConfig]) -> list
     Raises:
         UsageError: learners are to have a kind of GPU, of which Tune's reservations know nothing.
     """
-    if kinds := {role.gpu_type for run in runs for role in run.own_roles() if not role.is_served} - {""}:
+    if kinds := {role.gpu_type for run in runs for role in run.kind.own_roles(run) if not role.is_served} - {""}:
         raise UsageError(
             f"algo.gpu_type {', '.join(sorted(kinds))} is for a run by itself; a sweep's learners go where they fit",
             "leave it out; engine.gpu_type and serve.gpu_type hold in sweeps too",
@@ -41,7 +41,7 @@ def roles_of_a_run(resources: ResourceConfig, runs: Sequence[RunConfig]) -> list
         )
         for bundle in max_places([run.worker_places for run in runs])
     ]  # fmt: skip
-    engines = [role for run in runs for role in run.own_roles() if role.is_served and role.count]
+    engines = [role for run in runs for role in run.kind.own_roles(run) if role.is_served and role.count]
     if not engines:
         return [own, *workers]
     largest = {name: max(getattr(role, name) for role in engines) for name in ("count", "cpus", "gpus")}

@@ -127,7 +127,9 @@ class SweepTrial(Trainable):
             # the run's own log: several runs share the sweep's terminal
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
-            console = self._stack.enter_context(RunConsole(log, config.title, config.steps, PANEL_ROWS[config.kind]))
+            console = self._stack.enter_context(
+                RunConsole(log, config.title, config.steps, PANEL_ROWS[config.kind.name])
+            )
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             training = open_training(self._folder, config, newest, console, listener=write_run_pages)
             return self._stack.enter_context(training)

@@ -193,7 +193,7 @@ def test_no_command_follows_any_setting_of_a_foreign_folder(machine, capsys):
     for task, name, value in leading_settings():
         settings = WITH.get(name, {}) | {name: value}
         touched.clear()
-        config.write_text(json.dumps({"kind": recipe(task).kind, "task": task} | nested(settings)))
+        config.write_text(json.dumps({"kind": recipe(task).kind.name, "task": task} | nested(settings)))
         for line in OPENS_RUN:
             refused(line, value)
         for load in (rlvlm.load_policy, rlvlm.learned_reward):

@@ -59,7 +59,7 @@ def test_the_algorithms_in_one_file_learn_by_themselves(monkeypatch):
 
 def test_recipes_are_their_own_or_those_of_their_kind():
     config = recipe("press_button:TASK")
-    assert config.kind == "turns" and config.env.episode_steps == 4
+    assert config.kind.name == "turns" and config.env.episode_steps == 4
     assert config.smoke().steps == 256
     config = recipe("slide_ball:TASK")
     assert (config.task, config.steps, config.env.episode_steps) == ("slide_ball:TASK", 5_000, 50)

@@ -20,7 +20,7 @@ def test_a_users_own_task_learns_its_reward_from_states(monkeypatch):
         config = recipe(task)
         assert isinstance(config.reward, StepRewardConfig)
         assert (config.reward.model, config.env.start, config.env.episode_steps) == ("state", "random", steps)
-        assert config.max_queries == 7_200, "18 sessions of 400"
+        assert config.kind.max_queries(config) == 7_200, "18 sessions of 400"
     assert recipe("drawer_open").reward == StepRewardConfig(), "ours are as the paper has them"
 
 

@@ -369,4 +369,4 @@ def test_the_command_that_looks_closer_asks_the_runs_own_judge(changes):
 @pytest.mark.parametrize(("task", "is_said"), [("number_line", False), ("blackjack", True)])
 def test_a_scorer_that_has_not_seen_the_tasks_turns_says_so(task, is_said):
     config = override(recipe(task), {"reward.source": "judged"})
-    assert any("the pocket scorer has learned from turns of" in note for note in config.notes()) == is_said
+    assert any("the pocket scorer has learned from turns of" in note for note in config.kind.notes(config)) == is_said

@@ -18,9 +18,9 @@ from rlvlm.runs.settings import override
 
 def test_a_first_feedback_after_the_end_is_reported():
     config = recipe("drawer_open")
-    assert config.notes() == []
+    assert config.kind.notes(config) == []
     late = override(config, {"steps": 500})
-    assert "the run ends at step 500" in late.notes()[0] and late.max_queries == 0
+    assert "the run ends at step 500" in late.kind.notes(late)[0] and late.kind.max_queries(late) == 0
 
 
 @pytest.mark.parametrize(("kind", "preset"), [("steps", ""), ("turns", "ppo"), ("chunks", "grpo")])
@@ -28,15 +28,15 @@ def test_a_registered_task_without_a_recipe_takes_the_defaults_of_its_kind(kind,
     settings = EnvConfig(episode_steps=7)
     register(Task(name=f"recipe_less_{kind}", goal="do it", maker="somewhere:else", kind=kind, env=settings))
     config = recipe(f"recipe_less_{kind}")
-    assert (config.task, config.kind, config.algo.preset) == (f"recipe_less_{kind}", kind, preset)
-    assert (config.env.episode_steps, config.smoke().kind) == (7, kind)
+    assert (config.task, config.kind.name, config.algo.preset) == (f"recipe_less_{kind}", kind, preset)
+    assert (config.env.episode_steps, config.smoke().kind.name) == (7, kind)
 
 
 def test_a_task_of_a_family_keeps_its_name():
     config = recipe("metaworld/door-open-v3")
     assert (config.task, config.env.robot) == ("metaworld/door-open-v3", "visible")
     config = recipe("libero_object/alphabet soup")  # words of a goal become the task's number
-    assert (config.task, config.kind) == ("libero_object/0", "chunks")
+    assert (config.task, config.kind.name) == ("libero_object/0", "chunks")
 
 
 def test_a_libero_task_names_the_pocket_judge_that_was_taught_it_mirrored():
@@ -114,7 +114,7 @@ def test_smoke_only_ever_makes_a_run_smaller_and_every_part_of_it_still_happens(
         assert small.algo.seed_steps < small.feedback.first_step < small.steps
 
 
-POLICIES = {repr(make().policy): name for name, make in RECIPES.items() if make().kind == "turns"}
+POLICIES = {repr(make().policy): name for name, make in RECIPES.items() if make().kind.name == "turns"}
 """A task for each policy that recipes have."""
 
 
@@ -166,7 +166,7 @@ def test_a_preset_that_a_run_cannot_have_is_refused_by_name():
 def test_a_config_from_before_kinds_is_still_read(task, algorithm):
     config = recipe(task)
     text = config_text(config).replace(
-        f"kind: {config.kind}\nalgorithm: {config.algorithm}\n", f"algorithm: {algorithm}\n"
+        f"kind: {config.kind.name}\nalgorithm: {config.algorithm}\n", f"algorithm: {algorithm}\n"
     )
     text = text.replace("  preset: ppo\n", "").replace("  preset: grpo\n", "").replace("start_jitter_m", "moved")
     every = "env:\n  rules: mended\n  deals: any\n  robot: hidden\n  moved: 0.0\n  look: auto\n  view_px: 256\n"

@@ -126,7 +126,7 @@ def test_a_run_goes_on_while_a_person_answers(local_ray, tmp_path):
     (tmp_path / "run").mkdir()
     config = configured(STEPS, {"reward.teacher": "human"})
     config = replace(config, out=tmp_path / "run")
-    assert config.asks_person and "rlvlm labels ask" in config.notes()[0]
+    assert config.kind.asks_person(config) and "rlvlm labels ask" in config.kind.notes(config)[0]
 
     def answer(page, choice) -> None:
         page.refresh()

@@ -110,17 +110,19 @@ def test_demonstrations_of_another_task_are_refused_before_anything_starts(tmp_p
 def test_another_judge_than_the_pocket_ones_is_not_shown_their_frames_without_a_word():
     judged = override(recipe("libero_object/8"), {"reward.source": "judged"})
     attached = override(judged, {"serve.app": "robometer-4b"})
-    assert not judged.notes() and "robometer-4b score" in attached.reward_name
-    assert "--reward.flip-images" in attached.notes()[0]
-    assert override(judged, {"judge.backend": "openai", "judge.model": "some"}).notes() == attached.notes()
-    assert not override(attached, {"reward.num_frames": 8}).notes()
+    notes = judged.kind.notes
+    assert not notes(judged) and "robometer-4b score" in attached.reward_name
+    assert "--reward.flip-images" in notes(attached)[0]
+    assert notes(override(judged, {"judge.backend": "openai", "judge.model": "some"})) == notes(attached)
+    assert not notes(override(attached, {"reward.num_frames": 8}))
     elsewhere = override(recipe("push_block"), {"reward.source": "judged", "serve.app": "robometer-4b"})
-    assert not elsewhere.notes(), "its images are not mirrored"
+    assert not notes(elsewhere), "its images are not mirrored"
 
 
 @pytest.mark.parametrize("task", ["libero_goal/0", "libero_10/5"])
 def test_a_pocket_judge_is_not_asked_how_an_unknown_tasks_episodes_end(task):
     config = recipe(task)
-    assert task not in config.judge_knows() and config.judge_knows()
+    tasks = config.kind.judge_knows(config)
+    assert tasks and task not in tasks
     for known in (recipe("libero_object/4"), recipe("push_block")):
-        assert known.task in known.judge_knows()
+        assert known.task in known.kind.judge_knows(known)

@@ -21,7 +21,7 @@ TASKS = ("rlvlm.testing:TINY", "number_line", "push_block")
 
 def test_the_algorithms_share_one_deployment(tmp_path):
     plans = expand(read_sweep(FILE))
-    assert {plan.config.kind for plan in plans} == {"steps", "turns", "chunks"}
+    assert {plan.config.kind.name for plan in plans} == {"steps", "turns", "chunks"}
     assert len(shared_judges(plans, 0.0, tmp_path)) == 1
 
 

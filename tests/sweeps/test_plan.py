@@ -57,12 +57,13 @@ def test_a_task_may_have_seeds_of_its_own():
 
 def test_queries_are_counted_session_by_session():
     config = StepsRun(task="drawer_open")  # sessions at 3,000, 5,000, ... 19,000
-    assert config.max_queries == 900
-    assert replace(config, steps=21_000).max_queries == 900  # none at the end, where nothing would train on it
-    assert replace(config, steps=21_001).max_queries == 1_000
-    assert replace(config, steps=3_000).max_queries == 0
-    assert replace(config, feedback=replace(config.feedback, max_queries=250)).max_queries == 250
-    assert expand(SWEEP)[2].config.max_queries == 0  # the true reward asks nobody
+    most = config.kind.max_queries
+    assert most(config) == 900
+    assert most(replace(config, steps=21_000)) == 900  # none at the end, where nothing would train on it
+    assert most(replace(config, steps=21_001)) == 1_000
+    assert most(replace(config, steps=3_000)) == 0
+    assert most(replace(config, feedback=replace(config.feedback, max_queries=250))) == 250
+    assert most(expand(SWEEP)[2].config) == 0  # the true reward asks nobody
 
 
 def test_sources_that_would_ask_nothing_are_named_once_before_they_run(tmp_path, capsys):
@@ -219,7 +220,8 @@ def test_a_gpu_by_number_is_refused_where_ray_assigns_them(task):
         if task == "number_line" or "algo.num_learners" in where:
             with pytest.raises(UsageError, match="cuda:7 is a GPU as the run's own process counts them"):
                 override(recipe(task), named | where)
-    assert override(recipe(task), named).networks()
+    config = override(recipe(task), named)
+    assert config.kind.networks(config)
 
 
 def test_learners_have_the_place_that_rllib_asks_for():

@@ -75,7 +75,7 @@ def _find_store(place: Path, *, trust: bool) -> tuple[LabelStore | None, bool]:
         ) from error
     check_trust([folder.path], trust=trust)
     config = folder.config()
-    return label_store(folder, config), config.judge.is_human or config.asks_person
+    return label_store(folder, config), config.judge.is_human or config.kind.asks_person(config)
 
 
 def _of_other_judges(store: LabelStore) -> list[Any]:

@@ -212,7 +212,8 @@ def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence["Node"]], "Layou
 
 def _check_weights(job: SlurmConfig, configs: Sequence[RunConfig]) -> None:
     """Raises UsageError if the runs need weights of judges or policies that the job will not find."""
-    policies = {(model, revision) for config in configs for _, model, revision in config.networks().values() if model}
+    networks = [network for config in configs for network in config.kind.networks(config).values()]
+    policies = {(model, revision) for _, model, revision in networks if model}
     judges = {
         (config.judge.model, config.judge.revision)
         for config in configs

@@ -143,7 +143,7 @@ def test_data_of_another_robot_are_refused_with_the_fix(tmp_path: Path) -> None:
 
 def test_a_flow_takes_demonstrations_and_a_checkpoint_with_tokens_does_not() -> None:
     settings = {"policy.model": "somewhere", "sft.demonstrations": "shown"}
-    override(recipe("push_block"), {**settings, "policy.head": "flow", "sft.updates": 20}).check()
+    override(recipe("push_block"), {**settings, "policy.head": "flow", "sft.updates": 20})
     with pytest.raises(UsageError, match=r"sft\.demonstrations has no effect on policy\.model"):
         override(recipe("push_block"), settings)
 
