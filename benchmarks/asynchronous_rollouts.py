@@ -115,8 +115,8 @@ def chunks_a_second(rollout: Any, step_s: float) -> float:
     """Chunks a second of one rollout of 64 envs."""
     SleepingTables.seconds = step_s
     algo = chunk_defaults(rollout=rollout, env_workers=8, groups=8, group_size=8)
-    config = PolicyGradientAlgorithmConfig(algo=algo)
-    config.envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=64)).debugging(seed=0)
+    config = PolicyGradientAlgorithmConfig().debugging(seed=0)
+    config.settings(task="push_block", env_settings=ChunkEnvConfig(episode_steps=64), algo=algo)
     runner: Any = ChunkRunner(config=config)
     runner.policy = SleepingVLA(runner.chunk_env)
     runner._envs_of = lambda *_: SleepingTables(64, False)
@@ -131,8 +131,8 @@ def replies_a_second(way: str, args: argparse.Namespace) -> float:
     """
     rollout: Any = "synchronous" if way == "row by row" else "asynchronous"
     algo = PolicyGradientConfig(rollout=rollout, num_envs=ENVS, rollout_turns=ENVS * TURNS, staleness=1)
-    settings = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
-    runner = TurnRunner(config=settings.learning(algo=algo).debugging(seed=0))
+    config = PolicyGradientAlgorithmConfig().settings(task="number_line", env_settings=task_env("number_line"))
+    runner = TurnRunner(config=config.settings(algo=algo).debugging(seed=0))
     engine: Any = SleepingEngine(args.spread)
     runner.actor = Actor(engine, ReplySampling(max_new_tokens=48))
     newest = 0

@@ -18,7 +18,6 @@ import ray
 import tyro
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
-from rlvlm.algorithms.policy_gradient.config import chunk_defaults
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig
@@ -74,14 +73,13 @@ def main(trial: Trial) -> None:
             monitor=MonitorConfig(preflight=0, controls=0),
         )  # fmt: skip
         algorithm = (
-            PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-            .envs(task=own.task, env_settings=own.policy_env)
-            .acting(policy=own.policy)
-            .learning(
+            PolicyGradientAlgorithmConfig()
+            .settings(task=own.task, env_settings=own.policy_env, policy=own.policy)
+            .settings(
                 sft=replace(own.sft, demonstrations=trial.demonstrations, steps=50),
                 algo=replace(own.algo, groups=trial.groups, rounds=1, staleness=staleness),
             )
-            .rewards(reward=reward, make_judge=functools.partial(SlowJudge, trial))
+            .settings(reward=reward, make_judge=functools.partial(SlowJudge, trial))
             .build_algo()
         )
         assert isinstance(algorithm, PolicyGradient)

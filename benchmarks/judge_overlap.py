@@ -40,7 +40,7 @@ BUSY_S = 6.0
 
 def episodes(num: int) -> list[Trajectory]:
     """Random play, some of it with an open drawer."""
-    runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=MetaWorldConfig()))
+    runner = StepEnvRunner(config=SACPebbleConfig().settings(task="drawer_open", env_settings=MetaWorldConfig()))
     return [episode for _ in range(num) for episode in runner.sample(num_steps=250, random_actions=True).episodes]
 
 

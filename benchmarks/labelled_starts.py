@@ -192,8 +192,8 @@ def run(table: Table, trial: dict[str, Any]) -> Iterator[dict[str, Any]]:
         settings["min_worth"] = round(page["threshold"], 3)
     sft = replace(own.sft, demonstrations=str(table.data / "recording"), updates=table.updates, **settings)
     policy = replace(own.policy, conditioned=weighting.startswith("condition"))
-    config = PolicyGradientAlgorithmConfig().envs(task=TASK, env_settings=own.policy_env).acting(policy=policy)
-    measured = run_sft(config.learning(algo=own.algo, sft=sft).debugging(seed=seed), table.updates, out)
+    config = PolicyGradientAlgorithmConfig().settings(task=TASK, env_settings=own.policy_env, policy=policy)
+    measured = run_sft(config.settings(algo=own.algo, sft=sft).debugging(seed=seed), table.updates, out)
     env = make_env(TASK, own.policy_env.for_evaluation(), seed)
     assert isinstance(env, ChunkEnv), "its kind"
     player = chunk_player(ChunkSampler(policy=load_vla(out / "algorithm", env, own.policy), env=env, algo=own.algo))

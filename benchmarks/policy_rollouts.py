@@ -235,9 +235,8 @@ def overlap(config: Config, rollout_s: float, update_s: float, staleness: int) -
 def algorithm_of(config: Config, run: RunConfig) -> PolicyGradientAlgorithmConfig:
     return (
         PolicyGradientAlgorithmConfig()
-        .envs(task=run.task, env_settings=run.env)
-        .acting(policy=run.policy)
-        .learning(
+        .settings(task=run.task, env_settings=run.env, policy=run.policy)
+        .settings(
             algo=replace(run.algo, rollout_turns=config.turns),
             sft=replace(run.sft, updates=config.sft_updates),
             total_steps=run.steps,

@@ -40,7 +40,7 @@ class Rig:
 
     def __init__(self, robot: Literal["hidden", "visible"], rows: int, played: int) -> None:
         env = MetaWorldConfig(robot=robot)
-        self._runner = StepEnvRunner(config=SACPebbleConfig().envs(task="drawer_open", env_settings=env))
+        self._runner = StepEnvRunner(config=SACPebbleConfig().settings(task="drawer_open", env_settings=env))
         self.viewer = make_env("drawer_open", env, 0)
         self.replay = Replay(rows)
         self._episodes = []

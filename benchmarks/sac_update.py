@@ -32,7 +32,7 @@ ROUNDS, UPDATES = 20, 25
 
 
 def make_learner():
-    config = SACPebbleConfig().envs(task="drawer_open").rewards(reward=StepRewardConfig(source="environment"))
+    config = SACPebbleConfig().settings(task="drawer_open", reward=StepRewardConfig(source="environment"))
     spaces = (gym.spaces.Box(-1.0, 1.0, (OBS,), np.float32), gym.spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32))
     spec = config.get_multi_rl_module_spec(spaces={DEFAULT_MODULE_ID: spaces})
     learner = SACLearner(config=config, module_spec=spec)

@@ -73,8 +73,8 @@ class Config:
 def build(env: str, config: Config, runners: int, updates_per_step: float) -> SACPebble:
     """SAC on the env's own reward, past its random steps."""
     sac = SACConfig(seed_steps=1, updates_per_step=updates_per_step or NEVER, env_runners=runners)
-    settings = SACPebbleConfig().envs(task=env, env_settings=StepEnvConfig(episode_steps=config.episode_steps))
-    algorithm = settings.learning(sac=sac).rewards(reward=StepRewardConfig(source="environment")).build_algo()
+    trained = SACPebbleConfig().settings(task=env, env_settings=StepEnvConfig(episode_steps=config.episode_steps))
+    algorithm = trained.settings(sac=sac, reward=StepRewardConfig(source="environment")).build_algo()
     algorithm.train()
     return algorithm
 

@@ -22,7 +22,7 @@ import tyro
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner, ChunkSampler
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
+from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import chunk_player
@@ -136,10 +136,8 @@ def set_up(task: str, trial: Trial) -> tuple[ChunkRunner, TokenLearner, ChunkEnv
     torch.set_num_threads(trial.grpo.threads)
     torch.manual_seed(trial.seed)
     config = (
-        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task=task, env_settings=trial.env)
-        .acting(policy=trial.policy)
-        .learning(sft=trial.sft, algo=trial.grpo)
+        PolicyGradientAlgorithmConfig()
+        .settings(task=task, env_settings=trial.env, policy=trial.policy, sft=trial.sft, algo=trial.grpo)
         .debugging(seed=trial.seed)
     )
     runner = ChunkRunner(config=config)

@@ -199,9 +199,9 @@ def measured(config: Config, folder: str, learns: Literal["all", "lora"]) -> dic
         app = stack.enter_context(running_policy(policy, count, engine.placement, "sync", batch_size=2, vllm=used))
         settings = (
             PolicyGradientAlgorithmConfig()
-            .envs(task=_TASK, env_settings=task_env(_TASK))
-            .acting(policy=policy, make_engine=partial(ServedEngine, app, config=engine))
-            .learning(
+            .settings(task=_TASK, env_settings=task_env(_TASK))
+            .settings(policy=policy, make_engine=partial(ServedEngine, app, config=engine))
+            .settings(
                 algo=PolicyGradientConfig(
                     num_learners=config.learners, shard=config.learners > 1, num_envs=4, rollout_turns=16
                 ),

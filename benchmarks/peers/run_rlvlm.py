@@ -17,9 +17,9 @@ logging.disable(logging.WARNING)
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 algorithm = (
     SACPebbleConfig()
-    .envs(task=TASKS[env], env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS[env]))
-    .learning(sac=SACConfig(hidden=(256, 256), batch_size=BATCH, seed_steps=WARM_UP_STEPS, updates_per_step=1.0))
-    .rewards(reward=StepRewardConfig(source="environment"))
+    .settings(task=TASKS[env], env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS[env]))
+    .settings(sac=SACConfig(hidden=(256, 256), batch_size=BATCH, seed_steps=WARM_UP_STEPS, updates_per_step=1.0))
+    .settings(reward=StepRewardConfig(source="environment"))
     .build_algo()
 )
 

@@ -21,7 +21,6 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
-from ray.rllib.utils.from_config import NotProvided
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_RETURN_MEAN,
@@ -36,14 +35,12 @@ from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import EnvConfig, StepEnvConfig
+from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import task_env
 
 logger = logging.getLogger(__name__)
 
-UNCHANGED: Any = NotProvided
-"""Value of an argument that leaves its setting unchanged."""
 _NOISY_LOGGERS = ("ray.rllib", "ray.tune.utils.util", "ray._common.deprecation")
 _QUIET = "ERROR"
 _SET_UP_TRIES = 5
@@ -83,15 +80,17 @@ class BaseConfig(AlgorithmConfig):
         runner: class of the env runners.
     """
 
-    own_settings: ClassVar[str] = ".learning(...)"
-    """Call that sets our hyperparameters, for messages."""
+    task: str = ""
+    """Name in `rlvlm.envs.registry`, of a kind that the algorithm supports."""
+    env_settings: Any = StepEnvConfig()
+    """Settings such as rules, robot, episode length and number of envs; chosen with a task, the task's own."""
+    example: ClassVar[str] = "..."
+    """How hyperparameters are set, for messages."""
     taken_settings: ClassVar[tuple[str, ...]] = ()
     """RLlib's own hyperparameters that the algorithm uses."""
 
     def __init__(self, algo_class: type[Algorithm] | None, runner: type[EnvRunner]) -> None:
         super().__init__(algo_class)
-        self.task = ""
-        self.env_settings: Any = StepEnvConfig()
         self.seed = 0
         self.gamma, self.lr = Unset(self.gamma), Unset(self.lr)
         self.env_runner_cls = runner
@@ -111,16 +110,20 @@ class BaseConfig(AlgorithmConfig):
         """Builds the learners in `learner_places`; called by RLlib."""
         return super().build_learner_group(placement_group=placement_group or self.learner_places, **settings)
 
-    def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
-        """Sets the task and its envs.
+    def settings(self, **chosen: Any) -> Self:
+        """Sets settings of ours, the attributes that the class describes, by name; the others stay as they are.
 
-        Args:
-            task: name in `rlvlm.envs.registry`, of a kind that the algorithm supports.
-            env_settings: settings such as rules, robot, episode length and number of envs; by default the task's own.
+        Raises:
+            ValueError: there is no such setting.
         """
-        if task not in (UNCHANGED, "") and env_settings is UNCHANGED:
-            env_settings = task_env(task)
-        return self._take(task=task, env_settings=env_settings)
+        known = {name for each in type(self).__mro__ if issubclass(each, BaseConfig) for name in each.__annotations__}
+        if unknown := chosen.keys() - known:
+            raise ValueError(f"there is no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+        if chosen.get("task"):
+            chosen = {"env_settings": task_env(chosen["task"])} | chosen
+        for name, value in chosen.items():
+            setattr(self, name, value)
+        return self
 
     def validate(self) -> None:
         """Checks everything that can be checked before anything starts.
@@ -131,7 +134,7 @@ class BaseConfig(AlgorithmConfig):
         with quiet_rllib():
             super().validate()
         if not self.task:
-            raise ValueError("no task was chosen; call .envs(task=...), `rlvlm check-task --list` has their names")
+            raise ValueError("no task was chosen; call .settings(task=...), `rlvlm check-task --list` has their names")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be 0 to 2^32 - 1, got {self.seed!r}; runs repeat, so there is no random one")
         if not self.in_evaluation:  # RLlib's own copy, which it changes itself and no run uses
@@ -144,12 +147,6 @@ class BaseConfig(AlgorithmConfig):
         if self.log_level != _QUIET:
             logging.getLogger("ray.rllib").setLevel(self.log_level)
         return algorithm
-
-    def _take(self, **chosen: Any) -> Self:
-        for name, value in chosen.items():
-            if value is not UNCHANGED:
-                setattr(self, name, value)
-        return self
 
 
 def reject_unused_settings(config: BaseConfig) -> None:
@@ -168,8 +165,8 @@ def reject_unused_settings(config: BaseConfig) -> None:
             _reject_callback(name.removeprefix("callbacks_"))
         if type(value) is not type(default) or value != default:  # of equal numbers, one may be `Unset`
             raise ValueError(
-                f"{name.strip('_')} of RLlib's config is not used here, got {value!r}; leave it out: hyperparameters "
-                f"are set by {config.own_settings}, task and envs by .envs(task=..., env_settings=EnvConfig(...)), and "
+                f"{name.strip('_')} of RLlib's config is not used here, got {value!r}; leave it out: task, envs and "
+                f"hyperparameters are set by .settings(task=..., env_settings=EnvConfig(...), {config.example}), and "
                 "evaluations are whole episodes in this process, by .evaluation(evaluation_interval=..., "
                 "evaluation_duration=...)"
             )

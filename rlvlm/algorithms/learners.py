@@ -215,7 +215,7 @@ def check_learners(config: AlgorithmConfig, wanted: int, gpus_each: float, env_r
     if (config.num_env_runners, config.num_learners) != (env_runners, wanted):
         raise ValueError(
             f"num_env_runners must be {env_runners} and num_learners what the hyperparameters say, {wanted}; got "
-            f"{config.num_env_runners} and {config.num_learners}: set them by .learning(...)"
+            f"{config.num_env_runners} and {config.num_learners}: set them by .settings(algo=...)"
         )
     if not (wanted and ray.is_initialized()):  # a config may be checked without a cluster
         return

@@ -14,6 +14,8 @@ from rlvlm.core.checks import (
     check_bounds,
 )
 from rlvlm.core.leads import FilePath
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
 
 NO_EXPERT_FIX = "--sft.demonstrations DIR, --sft.start-from DIR, or --sft.turns 0 and a model that can play a little"
 """Advice if no script plays an env."""
@@ -83,6 +85,15 @@ class SFTConfig:
         if self.advantage_steps != 5 and self.weighting not in ("advantage", "condition"):
             raise ValueError("sft.advantage_steps has no effect unless sft.weighting is advantage or condition")
 
+    def check_policy(self, policy: PolicyConfig | VLAConfig) -> None:
+        """Raises ValueError if these settings and the policy's contradict each other, or have no effect on it."""
+        is_taught = self.weighting == "condition"
+        if is_taught != policy.conditioned and not (policy.conditioned and self.start_from):
+            raise ValueError(
+                "policy.conditioned asks for what sft.weighting condition teaches, and one has no effect without the "
+                f"other, got {policy.conditioned} and {self.weighting}; set both or neither"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplySFTConfig(SFTConfig):
@@ -149,6 +160,19 @@ class ChunkSFTConfig(SFTConfig):
     betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
     stream: ClassVar[int] = 6
     log_every: ClassVar[int] = 200
+
+    def check_policy(self, policy: PolicyConfig | VLAConfig) -> None:
+        SFTConfig.check_policy(self, policy)
+        assert isinstance(policy, VLAConfig), "replies have settings of their own"
+        if self.scenes and not (policy.model or policy.pocket.predicts_offsets):
+            raise ValueError(
+                f"sft.scenes {self.scenes} has no effect on a policy that does not learn to predict offsets; set "
+                "--policy.pocket.predicts-offsets, or --sft.scenes 0"
+            )
+        # flows are fine-tuned on a folder; for OpenVLA-OFT's tokens this was not tried
+        told = {"demonstrations": self.demonstrations and policy.head != "flow", "start_from": self.start_from}
+        if policy.model and (idle := [name for name, value in told.items() if value]):
+            raise ValueError(f"sft.{idle[0]} has no effect on policy.model, which comes trained; leave one out")
 
     def script_options(self) -> dict[str, Any]:
         return {"episodes": self.episodes, "noise": self.noise, "p_perturb": self.p_perturb}

@@ -51,29 +51,14 @@ class AnswersKind(Kind[Run]):
                 "that of one turn or chunk, the others are about an episode; with reward.clip growing a turn has the "
                 "gain of these"
             )
-        if device.startswith("cuda:") and (run.num_engine_replicas or algo.num_learners):
-            raise ValueError(
-                f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that "
-                "Ray assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own "
-                "process"
-            )
-        is_taught = run.sft.weighting == "condition"
-        if is_taught != run.policy.conditioned and not (run.policy.conditioned and run.sft.start_from):
-            raise ValueError(
-                "policy.conditioned asks for what sft.weighting condition teaches, and one has no effect without the "
-                f"other, got {run.policy.conditioned} and {run.sft.weighting}; set both or neither"
-            )
+        algo.check_with(run.policy, reward, is_served=run.num_engine_replicas > 0)
+        run.sft.check_policy(run.policy)
         # the device is for the run's own process; all others use the GPU that Ray assigns, if any
         starved = [role.gpu_setting for role in run.roles if role.gpu_setting and not role.gpus]
         if device == "cuda" and starved:
             raise ValueError(
                 "the policy's device is cuda, and processes that compute with it are given no GPU; set "
                 f"{', '.join(starved)}, or leave the device auto"
-            )
-        if algo.staleness and not (algo.env_runners or run.num_engine_replicas or reward.scores):
-            raise ValueError(
-                f"algo.staleness {algo.staleness} has no effect where the run's own process plays and nobody scores; "
-                "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
             )
 
     def without_effect(self, run: Run) -> Iterator[tuple[object, str, tuple[str, ...]]]:

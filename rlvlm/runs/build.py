@@ -156,53 +156,40 @@ def step_settings(config: StepsRun, make_judge: MakeJudge | None, make_engine: M
     """See `algorithm_settings`."""
     from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig  # with SciPy, which other kinds do not need
 
-    settings = SACPebbleConfig().envs(task=config.task, env_settings=config.env).learning(sac=config.algo)
-    settings.rewards(
-        reward=config.reward,
-        feedback=config.feedback,
-        reward_model=config.reward_model,
-        judge=config.judge,
-        goal=config.judge_goal,
-        make_judge=make_judge,
+    algorithm = SACPebbleConfig().settings(
+        task=config.task, env_settings=config.env, sac=config.algo, reward=config.reward, feedback=config.feedback,
+        reward_model=config.reward_model, judge=config.judge, goal=config.judge_goal, make_judge=make_judge,
         total_steps=config.steps,
-    )
+    )  # fmt: skip
     if config.kind.asks_person(config):
         assert config.out is not None, "a run that is open has a folder"
         store = label_store(RunFolder(config.out, config.track.keep_checkpoints), config).folder
-        settings.rewards(make_person=partial(open_person, config.judge, store), goal_picture=goal_image(config))
-    return settings
+        algorithm.settings(make_person=partial(open_person, config.judge, store), goal_picture=goal_image(config))
+    return algorithm
 
 
 def turn_settings(config: TurnsRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
     """See `algorithm_settings`."""
-    settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.env)
-    settings.acting(policy=config.policy.in_run(config.seed), eval_envs=config.eval.num_envs)
-    if make_engine:
-        settings.acting(make_engine=make_engine)
-    return _with_rewards(settings, config, make_judge)
+    policy, eval_envs = config.policy.in_run(config.seed), config.eval.num_envs
+    own = {"env_settings": config.env, "policy": policy, "eval_envs": eval_envs, "make_engine": make_engine}
+    return _answer_settings(config, make_judge, own)
 
 
 def chunk_settings(config: ChunksRun, make_judge: MakeJudge | None, make_engine: MakeEngine | None) -> AlgorithmConfig:
     """See `algorithm_settings`."""
-    settings = PolicyGradientAlgorithmConfig().envs(task=config.task, env_settings=config.policy_env)
-    settings.acting(policy=config.policy).rewards(judge_env=config.judge_env)
-    return _with_rewards(settings, config, make_judge)
+    own = {"env_settings": config.policy_env, "policy": config.policy, "judge_env": config.judge_env}
+    return _answer_settings(config, make_judge, own)
 
 
-def _with_rewards(
-    settings: PolicyGradientAlgorithmConfig, config: AnswersRun, make_judge: MakeJudge | None
-) -> AlgorithmConfig:
-    reward = config.reward
+def _answer_settings(config: AnswersRun, make_judge: MakeJudge | None, own: Mapping[str, Any]) -> AlgorithmConfig:
+    reward, loss = config.reward, replace(config.algo.loss, correction=config.correction)
     fallback = reward.fallback_judge
-    settings.rewards(
-        reward=reward,
-        goal=config.goal,
-        make_judge=make_judge,
+    return PolicyGradientAlgorithmConfig().settings(
+        task=config.task, algo=replace(config.algo, loss=loss), sft=config.sft, total_steps=config.steps,
+        reward=reward, goal=config.goal, make_judge=make_judge,
         make_fallback_judge=partial(answering_judge, fallback, goal_image(config)) if fallback else None,
-        refuses_faulty=config.judge.refuses_faulty,
-    )
-    loss = replace(config.algo.loss, correction=config.correction)
-    return settings.learning(algo=replace(config.algo, loss=loss), sft=config.sft, total_steps=config.steps)
+        refuses_faulty=config.judge.refuses_faulty, **own,
+    )  # fmt: skip
 
 
 def goal_image(config: RunConfig) -> Frames | None:

@@ -47,18 +47,8 @@ class ChunksKind(AnswersKind[ChunksRun]):
 
     def check(self, run: ChunksRun) -> None:
         super().check(run)
-        policy, sft = run.policy, run.sft
         if run.goal:
             raise ValueError("goal has no effect: policy and judge take the env's own instruction; leave it out")
-        if sft.scenes and not (policy.model or policy.pocket.predicts_offsets):
-            raise ValueError(
-                f"sft.scenes {sft.scenes} has no effect on a policy that does not learn to predict offsets; set "
-                "--policy.pocket.predicts-offsets, or --sft.scenes 0"
-            )
-        # flows are fine-tuned on a folder; for OpenVLA-OFT's tokens this was not tried
-        told = {"demonstrations": sft.demonstrations and policy.head != "flow", "start_from": sft.start_from}
-        if policy.model and (idle := [name for name, value in told.items() if value]):
-            raise ValueError(f"sft.{idle[0]} has no effect on policy.model, which comes trained; leave one out")
 
     def without_effect(self, run: ChunksRun) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         yield from super().without_effect(run)

@@ -66,17 +66,6 @@ class TurnsKind(AnswersKind[TurnsRun]):
                 f"engine.colocated has at most one replica for each learner, got engine.num_replicas "
                 f"{engine.num_replicas} and {max(1, algo.num_learners)} learners; set both to the same number"
             )
-        if run.policy.is_own and engine.num_replicas:
-            raise ValueError(
-                f"policy.head {run.policy.head} samples in the run's own process, and engine.num_replicas is "
-                f"{engine.num_replicas}; leave it out"
-            )
-        if algo.shard and run.policy.quantization != "none":
-            raise ValueError(
-                f"policy.quantization {run.policy.quantization} does not go with algo.shard: 4-bit weights are not "
-                "shared out; leave it out, for slices of bfloat16 weights beside an adapter take as little from two "
-                "GPUs on, or leave out algo.shard, so that each learner holds all 4-bit weights"
-            )
 
     def without_effect(self, run: TurnsRun) -> Iterator[tuple[object, str, tuple[str, ...]]]:
         yield from super().without_effect(run)

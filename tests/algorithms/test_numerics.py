@@ -49,11 +49,11 @@ def the_judge() -> OddJudge:
 def build_sac(folder: Path) -> Any:
     return (
         SACPebbleConfig()
-        .envs(
+        .settings(
             task="rlvlm.testing:TINY", env_settings=MetaWorldConfig(episode_steps=20, start="random", robot="visible")
         )
-        .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, critic_reset_updates=2))
-        .rewards(
+        .settings(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, critic_reset_updates=2))
+        .settings(
             reward=StepRewardConfig(source="preference", teacher="judge", model="state"),
             feedback=FeedbackConfig(first_step=20, every_steps=20, queries=4),
             reward_model=RewardModelConfig(max_epochs=2, min_updates=0, hold_out_every=0),

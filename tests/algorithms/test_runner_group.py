@@ -74,9 +74,7 @@ def build(local_ray):
         env = StepEnvConfig(episode_steps=EPISODE_STEPS, num_envs=NUM_ENVS, start="random")
         config = (
             SACPebbleConfig()
-            .envs(task=task, env_settings=env)
-            .learning(sac=sac)
-            .rewards(reward=StepRewardConfig(source="environment"))
+            .settings(task=task, env_settings=env, sac=sac, reward=StepRewardConfig(source="environment"))
             .debugging(seed=3)
         )
         built.append(config.build_algo())
@@ -260,9 +258,9 @@ def test_an_envs_error_reaches_the_caller_and_a_lost_runner_is_waited_for(build,
 def test_a_runner_lost_in_rllib_s_set_up_is_replaced_a_few_times(local_ray, tmp_path, caplog, monkeypatch):
     config = (
         SACPebbleConfig()
-        .envs(task="rlvlm.testing:TINY", env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS))
-        .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, env_runners=1))
-        .rewards(reward=StepRewardConfig(source="environment"))
+        .settings(task="rlvlm.testing:TINY", env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS))
+        .settings(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=20, env_runners=1))
+        .settings(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)
     )
     config.env_runner_cls = lost_runner(tmp_path, 1)

@@ -49,9 +49,9 @@ def job(folder: Path, kind: str, policy: dict[str, Any] | None = None, **sft: An
         steps = task_env("push_block").episode_steps
         return chunk_config(head=kind, sft=ChunkSFTConfig(**settings), episode_steps=steps)
     settings = {"lr": 3e-3, "held_out": 0.2} | settings | {"demonstrations": str(folder / "number_line")}
-    config = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
-    config.acting(policy=policy_config(folder / "model", **(policy or {})))
-    return config.learning(sft=ReplySFTConfig(**settings), algo=PolicyGradientConfig(max_reply_tokens=4))
+    config = PolicyGradientAlgorithmConfig().settings(task="number_line", env_settings=task_env("number_line"))
+    config.settings(policy=policy_config(folder / "model", **(policy or {})))
+    return config.settings(sft=ReplySFTConfig(**settings), algo=PolicyGradientConfig(max_reply_tokens=4))
 
 
 def weights_of(out: Path) -> dict[str, torch.Tensor]:
@@ -93,9 +93,9 @@ def test_a_job_goes_on_with_the_demonstrations_that_it_began_with(folder, tmp_pa
 @pytest.mark.parametrize("learns", ["lora", "all"])
 def test_a_supervised_policy_of_replies_is_taken_over_by_a_run(folder, tmp_path, learns):
     config = job(folder, "replies", {"learns": learns, "lora_rank": 4})
-    first = run_sft(config.learning(sft=replace(config.sft, updates=2)), 2, tmp_path)
+    first = run_sft(config.settings(sft=replace(config.sft, updates=2)), 2, tmp_path)
     # the same folder, more updates
-    second = run_sft(config.learning(sft=replace(config.sft, updates=10)), 4, tmp_path)
+    second = run_sft(config.settings(sft=replace(config.sft, updates=10)), 4, tmp_path)
     assert second[metrics.SFT_HELD_OUT_LOSS] < first[metrics.SFT_HELD_OUT_LOSS]
     env = make_env("number_line", task_env("number_line"), 0)
     fresh = config.policy_for(env)
@@ -105,7 +105,7 @@ def test_a_supervised_policy_of_replies_is_taken_over_by_a_run(folder, tmp_path,
     assert changed and not any("value_" in name for name in changed), "a critic learns in a run"
     other = replace(config.policy, learns="lora", lora_rank=2)
     with pytest.raises(CorruptCheckpoint, match="weights are of another policy"):
-        load_vlm(config.copy(copy_frozen=False).acting(policy=other).policy_for(env), tmp_path / "algorithm")
+        load_vlm(config.copy(copy_frozen=False).settings(policy=other).policy_for(env), tmp_path / "algorithm")
 
 
 def test_a_vla_learns_in_a_job_and_a_run_takes_it_over(folder, tmp_path):
@@ -140,7 +140,7 @@ def test_each_weighting_teaches_each_form_of_answer(folder, tmp_path, kind, weig
     is_reply = kind in ("replies", "head")
     config = job(folder, "replies" if is_reply else kind, policy, labels=str(file), weighting=weighting, updates=3)
     if not is_reply:
-        config.acting(policy=replace(config.policy, conditioned=policy["conditioned"]))
+        config.settings(policy=replace(config.policy, conditioned=policy["conditioned"]))
     measured = run_sft(config, 3, tmp_path / "out")
     assert np.isfinite(measured[metrics.SFT_LOSS]) and 0 < measured[metrics.SFT_EFFECTIVE] <= 1
 
@@ -149,7 +149,7 @@ def test_a_policy_that_cannot_read_its_word_is_refused(folder, tmp_path, monkeyp
     monkeypatch.setattr("rlvlm.policies.vla.pocket._WORDS", 4)  # as a tokenizer that cuts long instructions
     label(folder / "push_block", tmp_path / "labels.parquet")
     config = job(folder, "tokens", labels=str(tmp_path / "labels.parquet"), weighting="condition", updates=1)
-    config.acting(policy=replace(config.policy, conditioned=True))
+    config.settings(policy=replace(config.policy, conditioned=True))
     with pytest.raises(UsageError, match="the policy reads nothing behind 'push the"):
         run_sft(config, 1, tmp_path / "out")
 
@@ -171,7 +171,7 @@ def test_two_learners_learn_as_one(local_ray, folder, tmp_path):
     for number, learners in enumerate((0, 2)):
         # several draw other batches than one, so here a batch is all there is
         config = job(folder, "replies", updates=2, batch_size=64, lr=1e-5)
-        config.learning(algo=replace(config.algo, num_learners=learners, microbatch_turns=3))
+        config.settings(algo=replace(config.algo, num_learners=learners, microbatch_turns=3))
         found.append(run_sft(config, 2, tmp_path / str(number)))
     assert found[1][metrics.SFT_LOSS] == pytest.approx(found[0][metrics.SFT_LOSS], rel=1e-4)
     assert found[1][metrics.SFT_HELD_OUT_LOSS] == pytest.approx(found[0][metrics.SFT_HELD_OUT_LOSS], rel=1e-3)

@@ -57,15 +57,15 @@ def test_crashes_kills_and_a_hang_lose_no_step_and_damage_no_episode(local_ray):
     )  # fmt: skip
     config = (
         SACPebbleConfig()
-        .envs(
+        .settings(
             task="tests.faults.test_crashing_runners:CRASHING",
             env_settings=StepEnvConfig(episode_steps=EPISODE_STEPS, num_envs=2),
         )
-        .learning(sac=sac)
+        .settings(sac=sac)
         .env_runners(sample_timeout_s=PATIENCE_S)
         # all are lost now and then, and a busy machine takes minutes
         .fault_tolerance(env_runner_restore_timeout_s=1_500.0)
-        .rewards(reward=StepRewardConfig(source="environment"))
+        .settings(reward=StepRewardConfig(source="environment"))
         .debugging(seed=0)
     )
     algorithm: Any = config.build_algo()

@@ -39,12 +39,12 @@ def sac(device: torch.device, folder: Path, *, model: str, update: str = "by_han
         size_px = 64 if model == "resnet18" else 16
         return (
             SACPebbleConfig()
-            .envs(
+            .settings(
                 task="rlvlm.testing:TINY",
                 env_settings=MetaWorldConfig(episode_steps=20, start="random", robot="visible"),
             )
-            .learning(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, update=update))  # type: ignore[arg-type]
-            .rewards(
+            .settings(sac=SACConfig(hidden=(16, 16), batch_size=16, seed_steps=10, turn_steps=5, update=update))  # type: ignore[arg-type]
+            .settings(
                 reward=StepRewardConfig(**settings),
                 feedback=FeedbackConfig(first_step=40, every_steps=20, queries=4, sampling="disagreement"),
                 reward_model=RewardModelConfig(image_px=size_px, max_epochs=2, min_updates=0, hold_out_every=0),
@@ -79,10 +79,9 @@ def grpo(device: torch.device, folder: Path) -> None:
     learned = []
     for offload in (False, True):
         algorithm: Any = (
-            PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-            .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=32))
-            .acting(policy=VLAConfig())
-            .learning(
+            PolicyGradientAlgorithmConfig()
+            .settings(task="push_block", env_settings=ChunkEnvConfig(episode_steps=32), policy=VLAConfig())
+            .settings(
                 sft=ChunkSFTConfig(episodes=4, updates=4), algo=chunk_defaults(groups=2, group_size=4, offload=offload)
             )
             .debugging(seed=0)

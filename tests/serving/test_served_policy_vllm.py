@@ -185,9 +185,9 @@ class TestServed:
         with running_policy(config, 0, ENGINE.placement, "ppo", batch_size=8, vllm=ENGINE.vllm) as app:
             settings = (
                 PolicyGradientAlgorithmConfig()
-                .envs(task="number_line", env_settings=task_env("number_line"))
-                .acting(policy=config, make_engine=partial(ServedEngine, app, config=ENGINE))
-                .learning(
+                .settings(task="number_line", env_settings=task_env("number_line"))
+                .settings(policy=config, make_engine=partial(ServedEngine, app, config=ENGINE))
+                .settings(
                     algo=PolicyGradientConfig(num_envs=8, rollout_turns=32, minibatch_turns=16, lr=3e-4),
                     sft=ReplySFTConfig(turns=0),
                     total_steps=128,

@@ -40,7 +40,6 @@ from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
-from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.critic import Critic
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor
@@ -465,8 +464,8 @@ class PolicyGradient(BaseAlgorithm):
 class PolicyGradientAlgorithmConfig(TokenConfig):
     """Config of `PolicyGradient` for RLlib."""
 
-    def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
-        super().__init__(algo_class or PolicyGradient, algo)
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or PolicyGradient)
 
 
 def _start_files(digests: Mapping[str, str]) -> dict[str, str]:

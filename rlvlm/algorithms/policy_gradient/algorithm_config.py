@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner import EnvRunner
 
-from rlvlm.algorithms.base import UNCHANGED, BaseConfig
+from rlvlm.algorithms.base import BaseConfig
 from rlvlm.algorithms.learners import check_learners, own_learner_gpu, use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.advantages import find_estimator
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
@@ -90,48 +90,55 @@ class TokenConfig(BaseConfig):
 
     Args:
         algo_class: the algorithm.
-        algo: estimator, loss, rollouts and updates.
     """
 
-    own_settings = ".learning(algo=PolicyGradientConfig(...))"
+    algo: PolicyGradientConfig = PolicyGradientConfig()
+    """Estimator, loss, rollouts and updates, numbers of processes included."""
+    sft: Any = None
+    """Supervised start, of the policy's own kind; None: there is none."""
+    total_steps: int = 15_000
+    """Env steps over which Adam's step sizes fall."""
+    policy: Any = None
+    """Config of a VLA, a VLM or the user's own network."""
+    make_engine: MakeEngine | None = None
+    """Makes an engine that samples replies in other processes; None: the algorithm's process does."""
+    eval_envs: int = 0
+    """Envs that evaluations in turns play at once; 0: as many as rollouts."""
+    reward: TurnRewardConfig = TurnRewardConfig()
+    """Sources of the rewards of turns, chunks and episodes, and their weights."""
+    goal: str = ""
+    """Goal that a judge is asked about; empty: the env's own, or the episode's instruction."""
+    make_judge: Callable[[], Judge] | None = None
+    """Makes the judge in the process that asks it; must pickle. None: no judge is asked."""
+    make_fallback_judge: Callable[[], Judge] | None = None
+    """Makes the judge that is asked if the first gives no answer, likewise."""
+    judge_env: EnvConfig | None = None
+    """Settings of the env that draws for the judge; None: `env_settings`."""
+    refuses_faulty: bool = True
+    """Whether a judge with a fault that the preflight finds is refused (`JudgeConfig.faulty`)."""
+    example = "algo=PolicyGradientConfig(...)"
 
-    def __init__(self, algo_class: type | None = None, algo: PolicyGradientConfig | None = None) -> None:
+    def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class, TurnRunner)
-        self.algo = algo or PolicyGradientConfig()
-        self.sft: Any = None
-        self.policy: Any = None
-        self.make_engine: MakeEngine | None = None
-        self.eval_envs = 0
-        self.reward = TurnRewardConfig()
-        self.goal = ""
-        self.make_judge: Callable[[], Judge] | None = None
-        self.make_fallback_judge: Callable[[], Judge] | None = None
-        self.judge_env: EnvConfig | None = None
-        self.refuses_faulty = True
-        self.total_steps = 15_000
 
     @property
     def kind(self) -> str:
         """Kind of the task's env: turns or chunks."""
         return find_task(self.task).kind if self.task else "turns"
 
-    def envs(self, *, task: str = UNCHANGED, env_settings: EnvConfig = UNCHANGED) -> Self:
-        """Chooses the env, see `BaseConfig`; its kind decides which runner plays it."""
-        super().envs(task=task, env_settings=env_settings)
-        self.env_runner_cls = ANSWERS[self.kind].runner
-        return self
-
-    def acting(
-        self, *, policy: Any = UNCHANGED, make_engine: MakeEngine | None = UNCHANGED, eval_envs: int = UNCHANGED
-    ) -> Self:
-        """Chooses the policy.
-
-        Args:
-            policy: config of a VLA, a VLM or the user's own network.
-            make_engine: makes an engine that samples replies in other processes. None: the algorithm's process does.
-            eval_envs: number of envs that evaluations in turns play at once. 0: as many as rollouts.
+    def settings(self, **chosen: Any) -> Self:
+        """Sets settings of ours, see `BaseConfig`, and RLlib's numbers of processes with them; the task's kind decides
+        which runner plays it.
         """
-        return self._take(policy=policy, make_engine=make_engine, eval_envs=eval_envs)
+        super().settings(**chosen)
+        algo, kind = self.algo, ANSWERS[self.kind]
+        actors: dict[str, Any] = {"num_gpus_per_learner": algo.gpus_per_learner}
+        self.learners(num_learners=algo.num_learners, **(actors if algo.num_learners else kind.own_gpu(algo)))
+        self.env_runners(
+            env_runner_cls=kind.runner, num_env_runners=algo.env_runners,
+            num_gpus_per_env_runner=algo.gpus_per_env_runner, create_local_env_runner=not algo.env_runners,
+        )  # fmt: skip
+        return self
 
     @property
     def history(self) -> int:
@@ -142,51 +149,6 @@ class TokenConfig(BaseConfig):
         """Returns the policy, untrained or as loaded, for an env of the task."""
         return ANSWERS[self.kind].build(self.policy, env)
 
-    def learning(
-        self, *, algo: PolicyGradientConfig = UNCHANGED, sft: Any = UNCHANGED, total_steps: int = UNCHANGED
-    ) -> Self:
-        """Chooses the settings of learning.
-
-        Args:
-            algo: estimator, loss, rollouts and updates, numbers of processes included.
-            sft: the supervised start, of the policy's own kind.
-            total_steps: number of env steps over which Adam's step sizes fall.
-        """
-        if isinstance(algo, PolicyGradientConfig):
-            actors = {"num_gpus_per_learner": algo.gpus_per_learner}
-            gpus: Any = actors if algo.num_learners else ANSWERS[self.kind].own_gpu(algo)
-            self.learners(num_learners=algo.num_learners, **gpus)
-            self.env_runners(
-                num_env_runners=algo.env_runners, num_gpus_per_env_runner=algo.gpus_per_env_runner,
-                create_local_env_runner=not algo.env_runners,
-            )  # fmt: skip
-        return self._take(algo=algo, sft=sft, total_steps=total_steps)
-
-    def rewards(
-        self,
-        *,
-        reward: TurnRewardConfig = UNCHANGED,
-        goal: str = UNCHANGED,
-        make_judge: Callable[[], Judge] | None = UNCHANGED,
-        make_fallback_judge: Callable[[], Judge] | None = UNCHANGED,
-        judge_env: EnvConfig | None = UNCHANGED,
-        refuses_faulty: bool = UNCHANGED,
-    ) -> Self:
-        """Chooses the rewards of turns, chunks and episodes.
-
-        Args:
-            reward: sources and their weights.
-            goal: goal that a judge is asked about. Empty: the env's own, or the episode's instruction.
-            make_judge: makes the judge in the process that asks it; must pickle. None: no judge is asked.
-            make_fallback_judge: makes the judge that is asked if the first gives no answer, likewise.
-            judge_env: settings of the env that draws for the judge. None: those of `envs`.
-            refuses_faulty: whether a judge with a fault that the preflight finds is refused (`JudgeConfig.faulty`).
-        """
-        return self._take(
-            reward=reward, goal=goal, make_judge=make_judge, make_fallback_judge=make_fallback_judge,
-            judge_env=judge_env, refuses_faulty=refuses_faulty,
-        )  # fmt: skip
-
     def validate(self) -> None:
         """Checks what can be checked before anything starts.
 
@@ -195,10 +157,13 @@ class TokenConfig(BaseConfig):
         """
         super().validate()
         if self.policy is None:
-            raise ValueError("there is no policy; call .acting(policy=VLAConfig()), or with a PolicyConfig in turns")
+            raise ValueError("there is no policy; call .settings(policy=VLAConfig()), or with a PolicyConfig in turns")
         algo, reward, estimator = self.algo, self.reward, find_estimator(self.algo.advantage.estimator)
         needs = estimator.needs
         env_runners = (self.num_env_runners or 0) if self.in_evaluation else algo.env_runners
+        algo.check_with(self.policy, reward, is_served=self.make_engine is not None)
+        if self.sft is not None:
+            self.sft.check_policy(self.policy)
         check_learners(self, algo.num_learners, algo.gpus_per_learner, env_runners)
         if self.reward.asks_judge != (self.make_judge is not None):
             raise ValueError(
@@ -228,13 +193,6 @@ class TokenConfig(BaseConfig):
             raise ValueError(
                 f"algo.rounds {algo.rounds} has no effect with algo.staleness, which learns from one rollout at a "
                 "time; set --algo.rounds 1"
-            )
-        # the noise is measured by the judge's scores of known episodes, which the preflight plays
-        is_measured = algo.advantage.scorer_noise == "measured"
-        if is_measured and not (self.reward.scores and self.reward.monitor.preflight):
-            raise ValueError(
-                "algo.advantage.scorer_noise measured needs reward.source judged, and reward.monitor.preflight "
-                "episodes to measure it on"
             )
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef
-from rlvlm.rewards.config import ValueConfig
+from rlvlm.policies.vla.config import VLAConfig
+from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.rewards.config import TurnRewardConfig, ValueConfig
 
 Granularity = Literal["token", "action", "answer", "weighted"]
 Averaging = Literal["turn", "trajectory", "token", "constant"]
@@ -267,6 +269,45 @@ class PolicyGradientConfig:
             raise ValueError(
                 "algo.kl_target needs updates of two gradient steps at least: how far one has moved the policy is "
                 "measured before its last step; set kl_target None, or minibatches or epochs >= 2"
+            )
+
+    def check_with(self, policy: PolicyConfig | VLAConfig, reward: TurnRewardConfig, *, is_served: bool) -> None:
+        """Raises ValueError if these settings and those of other sections contradict each other, or one is useless
+        beside another. A run asks when it is made; RLlib's config, which may be made by hand, when it is validated.
+
+        Args:
+            policy: the policy in training.
+            reward: its reward.
+            is_served: whether engines behind Serve sample for it.
+        """
+        device, quantization = policy.loading.device, getattr(policy, "quantization", "none")
+        if device.startswith("cuda:") and (is_served or self.num_learners):
+            raise ValueError(
+                f"{device} is a GPU as the run's own process counts them; learners and replicas each see the one that "
+                "Ray assigns to them: set the policy's device to cuda, and CUDA_VISIBLE_DEVICES for the run's own "
+                "process"
+            )
+        if policy.is_own and is_served:
+            raise ValueError(
+                f"policy.head {policy.head} samples in the run's own process, and engine.num_replicas would sample for "
+                "it; leave it out"
+            )
+        if self.shard and quantization != "none":
+            raise ValueError(
+                f"policy.quantization {quantization} does not go with algo.shard: 4-bit weights are not shared out; "
+                "leave it out, for slices of bfloat16 weights beside an adapter take as little from two GPUs on, or "
+                "leave out algo.shard, so that each learner holds all 4-bit weights"
+            )
+        if self.staleness and not (self.env_runners or is_served or reward.scores):
+            raise ValueError(
+                f"algo.staleness {self.staleness} has no effect where the run's own process plays and nobody scores; "
+                "set --engine.num-replicas for replies, --algo.env-runners for chunks, or --algo.staleness 0"
+            )
+        # the noise is measured by the judge's scores of known episodes, which the preflight plays
+        if self.advantage.scorer_noise == "measured" and not (reward.scores and reward.monitor.preflight):
+            raise ValueError(
+                "algo.advantage.scorer_noise measured needs reward.source judged, and reward.monitor.preflight "
+                "episodes to measure it on"
             )
 
 

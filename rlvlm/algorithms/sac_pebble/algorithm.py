@@ -13,7 +13,7 @@ arXiv:2402.03681 (RL-VLM-F). Departures:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,24 +46,22 @@ from rlvlm.rewards.source import Labelling
 class SACPebbleConfig(BaseConfig):
     """Our frozen configs as attributes of an RLlib config; a sweep may replace any of them."""
 
-    own_settings = ".learning(sac=SACConfig(...))"
+    sac: SACConfig = SACConfig()
+    reward_setup: RewardSetup = RewardSetup()
+    """Where the reward comes from; `settings` takes its fields."""
+    example = "sac=SACConfig(...)"
     taken_settings = ("gamma", "lr")
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or SACPebble, StepEnvRunner)
-        self.sac = SACConfig()
-        self.reward_setup = RewardSetup()
 
-    def learning(self, *, sac: SACConfig) -> Self:
-        """Sets the hyperparameters of SAC, and with them where its envs are stepped."""
-        self.env_runners(num_env_runners=sac.env_runners, create_local_env_runner=not sac.env_runners)
-        self.learners(**own_learner_gpu(sac.placed_on))
-        self.sac = sac
-        return self
-
-    def rewards(self, **sections: Any) -> Self:
-        """Sets where the reward comes from: fields of `RewardSetup`; those left out are unchanged."""
-        self.reward_setup = replace(self.reward_setup, **sections)
+    def settings(self, **chosen: Any) -> Self:
+        """Sets settings of ours, see `BaseConfig`, and with `sac` where its envs are stepped."""
+        about_reward = {field.name: chosen.pop(field.name) for field in fields(RewardSetup) if field.name in chosen}
+        super().settings(reward_setup=replace(self.reward_setup, **about_reward), **chosen)
+        if "sac" in chosen:
+            self.env_runners(num_env_runners=self.sac.env_runners, create_local_env_runner=not self.sac.env_runners)
+            self.learners(**own_learner_gpu(self.sac.placed_on))
         return self
 
     def validate(self) -> None:
@@ -81,7 +79,7 @@ class SACPebbleConfig(BaseConfig):
         if not self.in_evaluation and (self.num_env_runners, self.num_learners) != (self.sac.env_runners, 0):
             raise ValueError(
                 f"num_env_runners is {self.num_env_runners}, that of SACConfig {self.sac.env_runners}: "
-                f"set both by .learning(sac=...); num_learners must be 0, got {self.num_learners}"
+                f"set both by .settings(sac=...); num_learners must be 0, got {self.num_learners}"
             )
         self.reward_setup.check()
 

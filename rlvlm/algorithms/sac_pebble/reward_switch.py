@@ -64,14 +64,14 @@ class RewardSetup:
         check_learning(self.reward, self.feedback, self.reward_model)
         if self.reward.asks_judge and self.make_judge is None:
             raise ValueError(
-                "a judge is to be asked and there is none; call .rewards(make_judge=...), "
+                "a judge is to be asked and there is none; call .settings(make_judge=...), "
                 "or choose teacher oracle or random"
             )
         is_simulated = self.reward.teacher == "mixed" and self.feedback.mixed.person == "simulated"
         if self.reward.may_ask_person and not is_simulated and self.make_person is None:
             raise ValueError(
                 f"reward.teacher {self.reward.teacher} asks a person and there is none; "
-                "call .rewards(make_person=...), or choose another teacher"
+                "call .settings(make_person=...), or choose another teacher"
             )
 
 

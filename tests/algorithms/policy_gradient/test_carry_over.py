@@ -87,9 +87,9 @@ def test_every_reply_is_learned_from_once_and_in_time(staleness, is_compared, ca
         rollout="asynchronous", staleness=staleness, num_envs=ENVS, group_size=GROUP_SIZE, rounds=1,
         rollout_turns=0 if is_compared else ENVS * TURNS,
     )  # fmt: skip
-    config = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
+    config = PolicyGradientAlgorithmConfig().settings(task="number_line", env_settings=task_env("number_line"))
     engine: Any = LateEngine(staleness)
-    runner, resumed = (TurnRunner(config=config.learning(algo=algo).debugging(seed=0)) for _ in range(2))
+    runner, resumed = (TurnRunner(config=config.settings(algo=algo).debugging(seed=0)) for _ in range(2))
     for each in (runner, resumed):
         each.actor, each.use_newest = Actor(engine, ReplySampling(max_new_tokens=48)), partial(use_newest, engine)
     carried: list[dict[str, Any]] = []

@@ -354,25 +354,24 @@ def test_figures_are_of_all_rounds_of_an_update(build: Build, monkeypatch: pytes
     assert report[metrics.TRAIN_EPISODE_SUCCESS] == pytest.approx(np.mean([one.is_success for one in played]))
 
 
-def test_noise_is_measured_where_a_judge_scores_known_episodes() -> None:
-    measured = chunk_defaults(advantage=AdvantageConfig(estimator="grpo", scorer_noise="measured"))
-    config = (
-        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block")
-        .acting(policy=VLAConfig())
-        .learning(algo=measured)
-    )
-    with pytest.raises(ValueError, match="measured needs reward.source judged"):
-        config.validate()
-    unmeasured = ChunkRewardConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
-    with pytest.raises(ValueError, match="and reward.monitor.preflight episodes"):
-        config.copy(copy_frozen=False).rewards(reward=unmeasured).validate()
+MEASURED = chunk_defaults(advantage=AdvantageConfig(estimator="grpo", scorer_noise="measured"))
+UNMEASURED = ChunkRewardConfig(source="judged", teacher="random", monitor=MonitorConfig(preflight=0))
 
 
-def test_a_judge_and_judged_scores_go_together() -> None:
-    config = PolicyGradientAlgorithmConfig(algo=chunk_defaults()).envs(task="push_block").acting(policy=VLAConfig())
-    with pytest.raises(ValueError, match="a judge's score needs one"):
-        config.rewards(reward=ChunkRewardConfig(source="judged")).validate()
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"algo": MEASURED}, "measured needs reward.source judged"),
+        ({"algo": MEASURED, "reward": UNMEASURED}, "and reward.monitor.preflight episodes"),
+        ({"algo": chunk_defaults(staleness=1, rounds=1)}, "algo.staleness 1 has no effect where the run's own process"),
+        ({"sft": ChunkSFTConfig(scenes=3)}, "sft.scenes 3 has no effect"),
+        ({"reward": ChunkRewardConfig(source="judged")}, "a judge's score needs one"),
+    ],
+)
+def test_settings_of_two_sections_are_refused_in_rllibs_config_as_in_a_run(settings: Any, says: str) -> None:
+    config = PolicyGradientAlgorithmConfig().settings(task="push_block", policy=VLAConfig(), algo=chunk_defaults())
+    with pytest.raises(ValueError, match=says):
+        config.settings(**settings).validate()
 
 
 @pytest.mark.parametrize("head", ["tokens", "flow"])
@@ -416,10 +415,9 @@ def test_judge_and_policy_each_see_their_own_look(local_ray: None) -> None:
     """A pocket policy plays what is drawn lightly, and a large judge is shown the shadows that it knows."""
     light = LiberoConfig(episode_steps=16, render_style="light", mesh_cell=0.012)
     config = (
-        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="libero_object/0", env_settings=light)
-        .acting(policy=VLAConfig())
-        .rewards(
+        PolicyGradientAlgorithmConfig()
+        .settings(algo=chunk_defaults(), task="libero_object/0", env_settings=light, policy=VLAConfig())
+        .settings(
             reward=ChunkRewardConfig(source="judged"),
             make_judge=FakeJudge,
             judge_env=replace(light, render_style="benchmark"),

@@ -45,9 +45,9 @@ def vlm(folder: str, learns: str, algo: dict[str, Any]) -> tuple[TokenLearner, l
     settings |= {"loss": LossConfig(kl_weight=0.05, entropy_weight=0.01), "max_grad_norm": 0.5, "microbatch_turns": 2}
     config = (
         PolicyGradientAlgorithmConfig()
-        .envs(task="number_line", env_settings=task_env("number_line"))
-        .acting(policy=policy_config(folder, learns=learns, recompute=True))
-        .learning(algo=PolicyGradientConfig(**(settings | algo)), total_steps=100)
+        .settings(task="number_line", env_settings=task_env("number_line"))
+        .settings(policy=policy_config(folder, learns=learns, recompute=True))
+        .settings(algo=PolicyGradientConfig(**(settings | algo)), total_steps=100)
         .debugging(seed=0)
     )
     runner = TurnRunner(config=config)
@@ -65,11 +65,9 @@ def chunks(acts: VLAConfig, algo: dict[str, Any]) -> tuple[TokenLearner, list[An
     settings |= {"loss": LossConfig(average="trajectory", kl_weight=0.1), "kl_target": None, "microbatch_turns": 2}
     settings |= {"adam_eps": 1e-3}  # the gradient of a key bias is rounding errors, of which Adam takes the sign
     config = (
-        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block", env_settings=ChunkEnvConfig(episode_steps=16))
-        .acting(policy=acts)
-        .learning(algo=chunk_defaults(**(settings | algo)))
-        .rewards(reward=ChunkRewardConfig())
+        PolicyGradientAlgorithmConfig()
+        .settings(task="push_block", env_settings=ChunkEnvConfig(episode_steps=16), policy=acts)
+        .settings(algo=chunk_defaults(**(settings | algo)), reward=ChunkRewardConfig())
         .debugging(seed=0)
     )
     runner = ChunkRunner(config=config)
@@ -169,9 +167,8 @@ def loaded(folders: list[str], learns: str, algo: dict[str, Any]) -> list[dict[s
 def load(folder: str, learns: str, algo: dict[str, Any]) -> dict[str, float]:
     config = (
         PolicyGradientAlgorithmConfig()
-        .envs(task="number_line", env_settings=task_env("number_line"))
-        .acting(policy=policy_config(folder, learns=learns))
-        .learning(algo=PolicyGradientConfig(**algo), total_steps=100)
+        .settings(task="number_line", env_settings=task_env("number_line"))
+        .settings(policy=policy_config(folder, learns=learns), algo=PolicyGradientConfig(**algo), total_steps=100)
         .debugging(seed=0)
     )
     spec = config.get_multi_rl_module_spec(spaces=TurnRunner(config=config).get_spaces())

@@ -215,7 +215,7 @@ def test_evaluations_of_more_envs_at_once_play_the_same_in_fewer_batches(make, m
 
     monkeypatch.setattr(algorithm.policy, "sample", counted)
     for eval_envs in (0, 4):
-        config = algorithm.config.copy(copy_frozen=False).acting(eval_envs=eval_envs)
+        config = algorithm.config.copy(copy_frozen=False).settings(eval_envs=eval_envs)
         algorithm.rollouts = TurnRollouts(config, algorithm._viewer, algorithm.policy, algorithm.env_runner_group)
         sizes.clear()
         evaluation = algorithm.evaluate_policy(4)

@@ -56,8 +56,8 @@ def build(local_ray):
         ours = MetaWorldConfig(episode_steps=20, num_envs=num_envs, start="random", robot="visible")
         config = (
             SACPebbleConfig()
-            .envs(task=task, env_settings=env or ours)
-            .learning(
+            .settings(task=task, env_settings=env or ours)
+            .settings(
                 sac=SACConfig(
                     **{
                         "hidden": (32, 32),
@@ -70,7 +70,7 @@ def build(local_ray):
                     }
                 )
             )
-            .rewards(
+            .settings(
                 reward=reward,
                 feedback=feedback or FeedbackConfig(first_step=100, every_steps=60, queries=10),
                 reward_model=reward_model
@@ -286,14 +286,14 @@ def test_building_says_nothing_on_the_terminal(build, capfd):
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        (lambda config: config.envs(task=""), "no task was chosen"),
-        (lambda config: config.rewards(make_judge=None), "a judge is to be asked and there is none"),
+        (lambda config: config.settings(task=""), "no task was chosen"),
+        (lambda config: config.settings(make_judge=None), "a judge is to be asked and there is none"),
         (lambda config: config.env_runners(num_env_runners=1), "num_env_runners is 1, that of SACConfig 0"),
         (lambda config: config.learners(num_learners=1), "num_learners must be 0, got 1"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(change, rule):
-    config = SACPebbleConfig().envs(task="rlvlm.testing:TINY").rewards(make_judge=FakeJudge)
+    config = SACPebbleConfig().settings(task="rlvlm.testing:TINY", make_judge=FakeJudge)
     with pytest.raises(ValueError, match=rule):
         change(config).validate()
 

@@ -24,10 +24,10 @@ OBS, ACTIONS = 4, 2
 def make_learner(seed=0, **sac):
     config = (
         SACPebbleConfig()
-        .envs(task="rlvlm.testing:TINY")
+        .settings(task="rlvlm.testing:TINY")
         .debugging(seed=seed)
-        .learning(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, "replay_capacity": 5_000, **sac}))
-        .rewards(reward=StepRewardConfig(source="environment"))
+        .settings(sac=SACConfig(**{"hidden": (32, 32), "batch_size": 64, "replay_capacity": 5_000, **sac}))
+        .settings(reward=StepRewardConfig(source="environment"))
     )
     env = make_env(config.task, config.env_settings, seed)
     spaces = {DEFAULT_MODULE_ID: (env.observation_space, env.action_space)}
@@ -39,14 +39,14 @@ def make_learner(seed=0, **sac):
 def test_a_gpu_is_reserved_where_one_is_wanted(monkeypatch):
     for device, gpus in (("cpu", 0), ("cuda", 1)):
         monkeypatch.setattr(learners, "pick_device", lambda *arguments, device=device: torch.device(device))
-        config = SACPebbleConfig().envs(task="rlvlm.testing:TINY").learning(sac=SACConfig())
-        config.rewards(reward=StepRewardConfig(source="environment"))
+        config = SACPebbleConfig().settings(task="rlvlm.testing:TINY", sac=SACConfig())
+        config.settings(reward=StepRewardConfig(source="environment"))
         assert config.num_gpus_per_learner == gpus
         reserved = SACPebble.default_resource_request(config)
         assert sum(bundle.get("GPU", 0) for bundle in reserved.bundles) == gpus
     with pytest.raises(ModelUnavailable, match="does not see here"):
         monkeypatch.undo()
-        SACPebbleConfig().learning(sac=SACConfig(device="cuda"))
+        SACPebbleConfig().settings(sac=SACConfig(device="cuda"))
 
 
 def random_transitions(count, seed=0):

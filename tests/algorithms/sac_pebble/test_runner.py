@@ -19,9 +19,9 @@ def make_runner(seed=0, worker_index=0, start="fixed"):
     env = replace(WORLD, start=start)
     config = (
         SACPebbleConfig()
-        .envs(task="rlvlm.testing:TINY", env_settings=env)
+        .settings(task="rlvlm.testing:TINY", env_settings=env)
         .debugging(seed=seed)
-        .rewards(reward=StepRewardConfig(source="environment"))
+        .settings(reward=StepRewardConfig(source="environment"))
     )
     runner = StepEnvRunner(config=config, worker_index=worker_index)
     runner.policy = SquashedGaussian(4, 2, (8,), torch.Generator().manual_seed(0))

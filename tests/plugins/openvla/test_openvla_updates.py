@@ -35,11 +35,9 @@ def settings(checkpoint: Path) -> PolicyGradientAlgorithmConfig:
     policy = VLAConfig(model=str(checkpoint), openvla=OpenVLAConfig(image_px=40, lora_rank=2))
     chosen = {"warm_up": 0, "lr": 1e-2, "temperature": 1.6, "rounds": 1, "groups": 2, "group_size": 4}
     return (
-        PolicyGradientAlgorithmConfig(algo=chunk_defaults())
-        .envs(task="push_block", env_settings=WORLD)
-        .acting(policy=policy)
-        .learning(algo=chunk_defaults(**chosen), sft=ChunkSFTConfig())
-        .rewards(reward=ChunkRewardConfig())
+        PolicyGradientAlgorithmConfig()
+        .settings(task="push_block", env_settings=WORLD, policy=policy)
+        .settings(algo=chunk_defaults(**chosen), sft=ChunkSFTConfig(), reward=ChunkRewardConfig())
         .debugging(seed=0)
     )
 
