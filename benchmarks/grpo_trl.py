@@ -81,9 +81,9 @@ class Ours:
         settings = (
             PolicyGradientAlgorithmConfig()
             # an answer is an episode, as for TRL
-            .envs(task="number_line", env_settings=replace(task_env("number_line"), episode_steps=1))
-            .acting(policy=PolicyConfig(model=str(folder), device="cpu", learns="all", train_vision=train_vision))
-            .learning(algo=with_preset(algo, "grpo"), total_steps=10_000)
+            .settings(task="number_line", env_settings=replace(task_env("number_line"), episode_steps=1))
+            .settings(policy=PolicyConfig(model=str(folder), device="cpu", learns="all", train_vision=train_vision))
+            .settings(algo=with_preset(algo, "grpo"), total_steps=10_000)
             .debugging(seed=0)
         )
         self._runner = TurnRunner(config=settings)
