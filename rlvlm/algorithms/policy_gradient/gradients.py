@@ -70,19 +70,36 @@ class Gradients:
             num_updates: updates so far; in the first ones only the critic is trained, see `is_warming_up`.
             gains: gain of each env, if the policy before the step is tested on these rows: their gain is added.
         """
-        algo = self._algo
         for parameter in parameters:
             parameter.grad = None
+        part_sums, own_means = self._add_gradients(batch, rows, self.is_warming_up(num_updates), gains)
+        add_up_gradients(parameters)
+        sums = dict(zip(_SUMS, all_reduce(part_sums).tolist(), strict=True))
+        norm = clip_gradients(parameters, self._algo.max_grad_norm)  # of the sum: each learner's own would differ
+        if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
+            raise NumericsError(
+                f"the loss ({sums['loss']}; algo.loss.policy {self._algo.loss.policy}) or its gradient ({norm}) is not "
+                f"finite after {num_updates} updates",
+                FIX,
+                {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
+            )
+        return _per_answer(sums, batch) | {metrics.UPDATE_GRADIENT: norm} | own_means
+
+    def _add_gradients(
+        self, batch: Batch, rows: Tensor, is_warming_up: bool, gains: Tensor | None
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Adds the gradient of this learner's share of `rows`; returns the share's `_SUMS`, and the means of the loss's
+        own metrics.
+        """
+        algo = self._algo
         sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self._policy.device)
-        own_sums: dict[str, Tensor] = {}  # the loss's own metrics on this learner's share
-        is_warming_up = self.is_warming_up(num_updates)
+        own_sums: dict[str, Tensor] = {}
         # Weights refer to the whole update, of which a minibatch is an estimate.
         # The mean over turns is taken in each minibatch; a sum over the update is divided among its minibatches.
         scale = len(batch.answers) / len(rows) if algo.loss.average == "turn" else algo.minibatches or 1.0
         parts = self.micro_batches(batch, local_shard(rows))
-        num_parts = self._batches.agree(len(parts))
-        for number in range(num_parts):
-            # Learners that gather weights together make equally many passes: the last ones of some have no effect.
+        # Learners that gather weights together make equally many passes: the last ones of some have no effect.
+        for number in range(self._batches.agree(len(parts))):
             part = parts[number] if number < len(parts) else rows[:1]
             mini = self._mini_batch(batch, part, scale)
             policy_loss, value_loss, rest, clipped, measured = losses.total_loss(algo.loss, mini)
@@ -103,29 +120,9 @@ class Gradients:
                 sums += torch.stack([torch.as_tensor(found[name], device=sums.device).double() for name in _SUMS])
                 for name, mean in measured.items():
                     own_sums[name] = own_sums.get(name, 0.0) + mean * len(part)
-        add_up_gradients(parameters)
-        reading = dict(zip(_SUMS, all_reduce(sums).tolist(), strict=True))
-        norm = clip_gradients(parameters, algo.max_grad_norm)  # of the sum: each learner's own would differ
-        if not (math.isfinite(reading["loss"]) and math.isfinite(norm)):
-            raise NumericsError(
-                f"the loss ({reading['loss']}; algo.loss.policy {algo.loss.policy}) or its gradient ({norm}) is not "
-                f"finite after {num_updates} updates",
-                FIX,
-                {"advantages": batch.advantages[rows.to(batch.advantages.device)].float().cpu().numpy()},
-            )
-        tokens = max(reading["tokens"], 1.0)
-        answers = (
-            tokens / batch.chunk_elements if batch.chunk_elements else reading["turns"]
-        )  # the last chunk may be cut
-        return reading | {
-            metrics.UPDATE_KL: reading[metrics.UPDATE_KL] / answers,
-            metrics.UPDATE_CLIPPED: reading[metrics.UPDATE_CLIPPED] / tokens,
-            metrics.UPDATE_FIRST_RATIO: reading[metrics.UPDATE_FIRST_RATIO] / tokens,
-            metrics.UPDATE_ENTROPY: reading[metrics.UPDATE_ENTROPY] / max(reading["entropy_tokens"], 1.0),
-            metrics.UPDATE_GRADIENT: norm,
-            # not summed: a small minibatch leaves some learners without rows, and so without names to sum
-            **{f"{OWN}{name}": float(total) / max(1, sum(map(len, parts))) for name, total in own_sums.items()},
-        }
+        # not summed over learners: a small minibatch leaves some without rows, and so without names to sum
+        count = max(1, sum(map(len, parts)))
+        return sums, {f"{OWN}{name}": float(total) / count for name, total in own_sums.items()}
 
     def _mini_batch(self, batch: Batch, rows: Tensor, scale: float) -> losses.MiniBatch:
         """Returns `rows` of a batch with the policy's present prediction; weights are multiplied by `scale`."""
@@ -206,3 +203,16 @@ def narrow(column: Tensor, rows: Tensor, width: int) -> Tensor:
     """
     column = column[rows.to(column.device)]
     return column[:, :width] if column.ndim == 2 else column
+
+
+def _per_answer(sums: dict[str, float], batch: Batch) -> dict[str, float]:
+    """Returns `_SUMS` with divergence per answer and ratios and entropy per token."""
+    tokens = max(sums["tokens"], 1.0)
+    # the last chunk may be cut
+    answers = tokens / batch.chunk_elements if batch.chunk_elements else sums["turns"]
+    return sums | {
+        metrics.UPDATE_KL: sums[metrics.UPDATE_KL] / answers,
+        metrics.UPDATE_CLIPPED: sums[metrics.UPDATE_CLIPPED] / tokens,
+        metrics.UPDATE_FIRST_RATIO: sums[metrics.UPDATE_FIRST_RATIO] / tokens,
+        metrics.UPDATE_ENTROPY: sums[metrics.UPDATE_ENTROPY] / max(sums["entropy_tokens"], 1.0),
+    }
