@@ -1,12 +1,15 @@
-"""Ray's worker processes, forked from a process that has imported the large libraries.
+"""Ray's worker processes, forked from processes that have imported what they need.
 
-An env runner uses 5 to 7 seconds of processor time before it has done anything, and 2 when it is forked. Ray itself is
-not among the libraries, as it keeps what it reads at import, and nor is rlvlm. A worker whose runtime environment names
-another interpreter or changes a variable starts as always.
+An env runner uses 5 to 7 seconds of processor time before it has done anything, and less than one when it is forked.
+Ray and rlvlm keep what they read from the environment as they are imported. So one process imports what does not, and
+for each environment a fork of it, the nest, imports the rest and is forked again: the workers of a job share one.
+A worker whose runtime environment names another interpreter or changes a variable starts as always, and so does one
+that no nest answers.
 
 Ray runs this file where it would run its own `setup_worker.py`, once for each worker, on the nodes that name it.
 """
 
+import gc
 import json
 import os
 import random
@@ -18,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module, util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _ADDRESS = "RLVLM_FORKED_WORKERS"
@@ -33,6 +37,12 @@ _LIBRARIES = (
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "safetensors.torch", "PIL.Image", "fastapi", "uvicorn", "aiohttp", "jsonschema", "tensorboardX", "rich.console",
 )  # fmt: skip
+_OF_AN_ENVIRONMENT = ("ray._private.workers.default_worker", "ray.rllib", "ray.serve", "rlvlm.runs.train")
+_MAX_MESSAGE = 128 * 2**10
+"""Bytes of a request, which is one packet of a socket."""
+
+_NUM_NESTS = 3
+"""How many are kept: the environments that were asked for last."""
 
 
 @contextmanager
@@ -52,29 +62,71 @@ def forked_workers() -> Iterator[dict[str, Any]]:
 
 
 def _wait_to_be_forked(address: str) -> dict[str, Any]:
-    """Forks for each request until its input ends; returns in the forks, with what was asked for."""
-    listener = socket.socket(socket.AF_UNIX)
+    """Hands each request to the nest of its environment until the input ends; returns in the workers, with theirs."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(64)
-    for library in _LIBRARIES:
-        import_module(library)
+    _import(*_LIBRARIES)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave no zombies
+    nests: dict[str, socket.socket] = {}
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as stream:
-            _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
-            request = json.loads(stream.readline())
-            if os.fork():
-                for output in outputs:
-                    os.close(output)
-                continue
-            os.setpgid(0, request.pop("group"))  # while the worker that asks keeps the group alive
-            listener.close()
-            for number, output in enumerate([os.open(os.devnull, os.O_RDONLY), *outputs]):
-                os.dup2(output, number)
-                os.close(output)
-            return request
+        message, outputs, _, _ = socket.recv_fds(connection, _MAX_MESSAGE, 2)
+        environment = json.loads(message)["environment"]
+        key = json.dumps(environment, sort_keys=True)
+        nest = nests.pop(key, None)
+        if nest is None:
+            nest, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if not os.fork():
+                _close(listener, connection, nest, *nests.values(), *outputs)
+                return _nest(inner, environment)
+            inner.close()
+        with suppress(OSError):  # a nest that has failed: who asked is not answered, and starts by itself
+            socket.send_fds(nest, [message], [connection.fileno(), *outputs])
+            nests[key] = nest  # the last
+        _close(connection, *outputs)
+        if len(nests) > _NUM_NESTS:
+            _close(nests.pop(next(iter(nests))))
     os._exit(0)  # to take thousands of modules down in order costs seconds
+
+
+def _nest(requests: socket.socket, environment: dict[str, str]) -> dict[str, Any]:
+    """Imports what belongs to an environment, and forks for each request; returns in the forks, with what is asked."""
+    os.environ.clear()
+    os.environ.update(environment)
+    actor: Any = import_module("ray.actor")
+    # Ray's own numbers, drawn as classes of actors are imported, would begin a series that all forks go on with: they
+    # would give different objects the same names
+    size, make = actor.ActorClassID.size(), actor.ActorClassID
+    actor.ActorClassID = SimpleNamespace(from_random=lambda: make(os.urandom(size)))
+    _import(*_OF_AN_ENVIRONMENT)
+    while True:
+        message, files, _, _ = socket.recv_fds(requests, _MAX_MESSAGE, 3)
+        if not message:
+            os._exit(0)
+        if not os.fork():
+            break
+        _close(*files)
+    request = json.loads(message)
+    os.setpgid(0, request.pop("group"))  # while the worker that asks keeps the group alive
+    os.write(files[0], b"!")
+    for number, output in enumerate([os.open(os.devnull, os.O_RDONLY), *files[1:]]):
+        os.dup2(output, number)
+        os.close(output)
+    _close(requests, files[0])
+    return request
+
+
+def _import(*modules: str) -> None:
+    for module in modules:
+        import_module(module)
+    gc.collect()
+    gc.freeze()  # what is kept for ever is not looked through, and not copied, in each fork
+
+
+def _close(*files: socket.socket | int) -> None:
+    for file in files:
+        os.close(file if isinstance(file, int) else file.detach())
 
 
 def _run(command: list[str], environment: dict[str, str], folder: str) -> None:
@@ -95,18 +147,23 @@ def _ask_for_a_fork(*words: str) -> None:
     context = json.loads(text or "{}")
     variables = context.pop("env_vars", {})
     context["py_executable"] = context.get("py_executable", "").replace(sys.executable, "")
-    if any(context.values()) or any(os.environ.get(name) != value for name, value in variables.items()):
+    own = any(context.values()) or any(os.environ.get(name) != value for name, value in variables.items())
+    command = [word for word in words if not word.startswith((_CONTEXT, "--language="))]
+    if own or not _forked(command):
         found = util.find_spec("ray")
         assert found and found.origin
         file = Path(found.origin).with_name("_private") / "workers" / "setup_worker.py"
         os.execv(sys.executable, [sys.executable, str(file), *words])
-    command = [word for word in words if not word.startswith((_CONTEXT, "--language="))]
+
+
+def _forked(command: list[str]) -> bool:
+    """Whether a nest has taken a request over: its fork is in this process's group and writes to its outputs."""
     request = {"command": command, "environment": dict(os.environ), "folder": os.getcwd(), "group": os.getpgrp()}
-    with socket.socket(socket.AF_UNIX) as connection:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, suppress(OSError):
         connection.connect(os.environ[_ADDRESS])
-        socket.send_fds(connection, [b" "], [1, 2])
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        connection.recv(1)  # ends when the fork is in this process's group
+        socket.send_fds(connection, [json.dumps(request).encode()], [1, 2])
+        return bool(connection.recv(1))
+    return False
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Two learner actors of RLlib against the one in this process, on one update of GRPO; and two runners that play."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from chaos import wait_until
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_held_out
@@ -85,7 +85,7 @@ def test_runners_play_evaluations_too_and_learners_draw_nothing_again(several):
     algorithm.learner_group.foreach_learner(lambda learner: delattr(learner._env, "draw_cameras"))
 
 
-def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several, tmp_path):
+def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several, tmp_path, monkeypatch):
     algorithm = several
     algorithm.rollouts.group.start(
         {"num_groups": 5, "statistics": algorithm.rollouts.policy.statistics, "players": (1, 2)}
@@ -109,17 +109,19 @@ def test_runners_play_side_by_side_and_one_that_is_lost_comes_back(several, tmp_
         reports[-1].pop(metrics.UPDATE_S, None)
         algorithm.load_checkpoint(str(tmp_path / "half"))
     assert reports[0] == reports[1]
-    manager = algorithm.env_runner_group._worker_manager
-    ray.kill(manager.actors()[1], no_restart=False)
-    seen_alone, alive, deadline = False, (1, 2), time.monotonic() + 180
-    while not seen_alone or alive != (1, 2):  # the other one plays its groups, until it is back
-        assert time.monotonic() < deadline, alive
+    group = algorithm.rollouts.group
+
+    def alive_after_a_whole_turn() -> tuple[int, ...]:
         before = algorithm.report()[metrics.EPISODES]
         algorithm.train()
         assert algorithm.report()[metrics.EPISODES] - before == 15
-        alive = algorithm.rollouts.group.alive()
-        seen_alone |= alive == (2,)
-        time.sleep(0.2)
+        return group.alive()
+
+    ray.kill(algorithm.env_runner_group._worker_manager.actors()[1], no_restart=False)
+    with monkeypatch.context() as slow_start:
+        slow_start.setattr(group, "revive", list)
+        wait_until(lambda: alive_after_a_whole_turn() == (2,), "the other one plays its groups")
+    wait_until(lambda: alive_after_a_whole_turn() == (1, 2), "it is back")
 
 
 @pytest.mark.parametrize("head", ["tokens", "flow"])
