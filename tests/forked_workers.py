@@ -3,8 +3,8 @@
 An env runner uses 5 to 7 seconds of processor time before it has done anything, and less than one when it is forked.
 Ray and rlvlm keep what they read from the environment as they are imported. So one process imports what does not, and
 for each environment a fork of it, the nest, imports the rest and is forked again: the workers of a job share one.
-A worker whose runtime environment names another interpreter or changes a variable starts as always, and so does one
-that no nest answers.
+A worker whose runtime environment names another interpreter or changes what those libraries read starts as always, and
+so does one that no nest answers.
 
 Ray runs this file where it would run its own `setup_worker.py`, once for each worker, on the nodes that name it.
 """
@@ -38,6 +38,9 @@ _LIBRARIES = (
     "safetensors.torch", "PIL.Image", "fastapi", "uvicorn", "aiohttp", "jsonschema", "tensorboardX", "rich.console",
 )  # fmt: skip
 _OF_AN_ENVIRONMENT = ("ray._private.workers.default_worker", "ray.rllib", "ray.serve", "rlvlm.runs.train")
+_READ_BY_NESTS = ("RAY_", "PL_", "LP_")
+"""Beginnings of variables that none of the libraries above reads: Ray's, Tune's and the software renderer's."""
+
 _MAX_MESSAGE = 128 * 2**10
 """Bytes of a request, which is one packet of a socket."""
 
@@ -147,18 +150,19 @@ def _ask_for_a_fork(*words: str) -> None:
     context = json.loads(text or "{}")
     variables = context.pop("env_vars", {})
     context["py_executable"] = context.get("py_executable", "").replace(sys.executable, "")
-    own = any(context.values()) or any(os.environ.get(name) != value for name, value in variables.items())
+    changed = [name for name, value in variables.items() if os.environ.get(name) != value]
+    own = any(context.values()) or not all(name.startswith(_READ_BY_NESTS) for name in changed)
     command = [word for word in words if not word.startswith((_CONTEXT, "--language="))]
-    if own or not _forked(command):
+    if own or not _forked(command, os.environ | variables):
         found = util.find_spec("ray")
         assert found and found.origin
         file = Path(found.origin).with_name("_private") / "workers" / "setup_worker.py"
         os.execv(sys.executable, [sys.executable, str(file), *words])
 
 
-def _forked(command: list[str]) -> bool:
+def _forked(command: list[str], environment: dict[str, str]) -> bool:
     """Whether a nest has taken a request over: its fork is in this process's group and writes to its outputs."""
-    request = {"command": command, "environment": dict(os.environ), "folder": os.getcwd(), "group": os.getpgrp()}
+    request = {"command": command, "environment": environment, "folder": os.getcwd(), "group": os.getpgrp()}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, suppress(OSError):
         connection.connect(os.environ[_ADDRESS])
         socket.send_fds(connection, [json.dumps(request).encode()], [1, 2])
