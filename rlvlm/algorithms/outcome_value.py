@@ -53,7 +53,7 @@ class OutcomeValue(Stateful):
             predict them without having seen how they ended.
     """
 
-    STATE = {"network": "_network", "adam": "_optimizer", "generator": "_generator", "num_rounds": "_num_rounds"}
+    STATE = ("_network", "adam=_optimizer", "_generator", "_num_rounds")
 
     def __init__(
         self, config: ValueConfig, num_features: int, seed: int, *,

@@ -52,7 +52,7 @@ class Imitator(Stateful):
         UsageError: see `Policy.imitation`; or the policy can use none of them, or all weights are 0.
     """
 
-    STATE = {"num_updates": "num_updates", "losses": "_losses", "rng": "_rng", "epoch": "_epoch"}
+    STATE = ("num_updates", "_losses", "_rng", "_epoch")
     is_deterministic = False
     """Whether gradients on a GPU are to be the same to the bit each time, see `vlms.devices.gradient_settings`."""
 

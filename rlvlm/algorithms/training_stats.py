@@ -23,7 +23,7 @@ _MIN_EPISODES = 40
 class RewardSignalMonitor(Stateful):
     """Monitors all rewards since the start of a run, until two of them differ."""
 
-    STATE = {"bounds": "_bounds", "num_episodes": "_num_episodes", "is_settled": "_is_settled"}
+    STATE = ("_bounds", "_num_episodes", "_is_settled")
 
     def __init__(self) -> None:
         self._bounds: dict[str, list[float]] = {}
@@ -65,14 +65,7 @@ class RewardSignalMonitor(Stateful):
 class TrainingStats(Stateful):
     """Counters, newest values, and means of the last episodes."""
 
-    STATE = {
-        "recent": "_recent",
-        "facts": "_facts",
-        "env_steps": "env_steps",
-        "num_episodes": "_num_episodes",
-        "rewards_of_running": "_rewards_of_running",
-        "signal": "signal",
-    }
+    STATE = ("_recent", "_facts", "env_steps", "_num_episodes", "_rewards_of_running", "signal")
 
     def __init__(self) -> None:
         self.env_steps = 0

@@ -1,9 +1,8 @@
 """State for an exact continuation, as a tree of numbers, texts and arrays: a class names its attributes."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator
 from copy import copy
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,12 +16,14 @@ class Stateful:
     checkpoint holds something in another form than memory.
     """
 
-    STATE: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Names in the tree, which checkpoints hold, with the attributes behind them."""
+    STATE: ClassVar[tuple[str, ...]] = ()
+    """The attributes. In the tree, which checkpoints hold, each has its name without underscores in front; an entry
+    `tally=_counts` gives another, which earlier checkpoints have.
+    """
 
     def get_state(self) -> dict[str, Any]:
         """Returns a copy of everything that `STATE` names."""
-        return {name: _taken(getattr(self, attribute)) for name, attribute in self.STATE.items()}
+        return {name: _taken(getattr(self, attribute)) for name, attribute in self._named()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores what `get_state` returned, here or in an object that was built in the same way.
@@ -30,10 +31,16 @@ class Stateful:
         Raises:
             KeyError: the state lacks a name.
         """
-        for name, attribute in self.STATE.items():
+        for name, attribute in self._named():
             own = getattr(self, attribute)
             if not _restored(own, state[name]):
                 setattr(self, attribute, _like(own, state[name]))
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        """Yields the name in the tree and the attribute of each entry of `STATE`."""
+        for entry in self.STATE:
+            name, _, attribute = entry.rpartition("=")
+            yield name or attribute.lstrip("_"), attribute
 
 
 def _taken(value: Any) -> Any:

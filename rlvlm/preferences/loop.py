@@ -60,16 +60,7 @@ class FeedbackLoop(Stateful):
         has_progress: whether the env measures progress; otherwise answers are compared with true returns.
     """
 
-    STATE = {
-        "rng": "_rng",
-        "asking": "_asking",
-        "model": "_model",
-        "subject": "_queries",
-        "tally": "_counts",
-        "monitor": "monitor",
-        "num_sessions": "num_sessions",
-        "next_step": "_next_step",
-    }
+    STATE = ("_rng", "_asking", "_model", "subject=_queries", "tally=_counts", "monitor", "num_sessions", "_next_step")
 
     def __init__(
         self,

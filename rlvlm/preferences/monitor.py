@@ -42,7 +42,7 @@ class LabelMonitor(Stateful):
     """
 
     # evaluations are left out: they are no part of training, and a checkpoint is the same with and without one
-    STATE = {"first": "_first", "recent": "_recent", "known": "_known", "again": "_again", "alarm": "_alarm"}
+    STATE = ("_first", "_recent", "_known", "_again", "_alarm")
 
     def __init__(self, config: LabelMonitorConfig) -> None:
         self._config = config

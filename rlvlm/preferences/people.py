@@ -65,13 +65,7 @@ class MixedTeacher(Teacher):
     """
 
     asks_person = True
-    STATE = {
-        "judge": "_judge",
-        "person": "_person",
-        "num_asked": "_num_asked",
-        "num_answered": "_num_answered",
-        "seconds": "_seconds",
-    }
+    STATE = ("_judge", "_person", "_num_asked", "_num_answered", "_seconds")
 
     def __init__(self, judge: Teacher, person: Teacher, config: MixedConfig) -> None:
         self._judge = judge

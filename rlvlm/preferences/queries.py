@@ -255,7 +255,7 @@ class Queries(Stateful):
     """Metric of the number of answers to train on."""
     num_sides: int
     """Number of segments per question."""
-    STATE = {"examples": "examples"}
+    STATE = ("examples",)
 
     def __init__(self, frames: FrameStore, model: RewardModel, config: FeedbackConfig) -> None:
         self._frames = frames

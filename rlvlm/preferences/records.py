@@ -108,7 +108,7 @@ def record_answers(
 class FeedbackCounts(Stateful):
     """Counts over the whole run, by status of the answers."""
 
-    STATE = {"counts": "_counts", "recent": "_health"}
+    STATE = ("_counts", "recent=_health")
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

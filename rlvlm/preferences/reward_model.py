@@ -59,7 +59,7 @@ class Evidence(Stateful):
     Once they have sufficed this stays so: later answers can be harder without being random.
     """
 
-    STATE = {"num_right": "num_right", "num": "num", "is_enough": "is_enough"}
+    STATE = ("num_right", "num", "is_enough")
 
     def __init__(self) -> None:
         self.num_right = self.num = 0
@@ -117,15 +117,7 @@ class RewardModel(Stateful):
         device: device for fits and predictions.
     """
 
-    STATE = {
-        "members": "ensemble",
-        "adam": "_adam",
-        "rng": "_rng",
-        "num_fits": "num_fits",
-        "evidence": "evidence",
-        "num_seen": "_num_seen",
-        "scale": "_scale",
-    }
+    STATE = ("members=ensemble", "_adam", "_rng", "num_fits", "evidence", "_num_seen", "_scale")
 
     def __init__(
         self,

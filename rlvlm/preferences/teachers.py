@@ -208,7 +208,7 @@ class SimulatedTeacher(Teacher):
     RECENT_EPISODES = 10
     """Number of episodes whose mean reward gives the worth of a segment of the current policy, as in B-Pref."""
     SKIPPED = "skipped: neither side is good enough to judge"
-    STATE = {"reward_per_step": "_reward_per_step"}
+    STATE = ("_reward_per_step",)
 
     def __init__(self, config: SimulatedTeacherConfig, seed: int, name: str = "simulated") -> None:
         self._config = config

@@ -57,14 +57,7 @@ class JudgedTurns(Stateful):
             knows nothing of it.
     """
 
-    STATE = {
-        "monitor": "monitor",
-        "scorer": "scorer",
-        "threshold": "threshold",
-        "known": "_known",
-        "num_watched": "_num_watched",
-        "rates": "rates",
-    }
+    STATE = ("monitor", "scorer", "threshold", "_known", "_num_watched", "rates")
 
     def __init__(
         self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", view: Env[Any, Any] | None = None

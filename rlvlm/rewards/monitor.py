@@ -70,7 +70,7 @@ class RewardHacked(JudgeUnavailable):
 class Alarm(Stateful):
     """An alarm of a judge's monitor, which stays once it is raised."""
 
-    STATE = {"alarm": "text", "kind": "kind"}
+    STATE = ("alarm=text", "kind")
 
     def __init__(self) -> None:
         self.text = ""
@@ -107,14 +107,7 @@ class JudgeMonitor(Stateful):
         goals_in_view: goals that a snapshot's scene offers (`Env.goals_in_view`); None knows only those of the run.
     """
 
-    STATE = {
-        "first": "_first",
-        "recent": "_recent",
-        "controls": "_controls",
-        "known": "_known",
-        "again": "_again",
-        "alarm": "_alarm",
-    }
+    STATE = ("_first", "_recent", "_controls", "_known", "_again", "_alarm")
 
     def __init__(
         self,

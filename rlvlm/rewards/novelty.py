@@ -79,7 +79,7 @@ class RunningSpread(Stateful):
     Source: Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", the rule for joining two sets.
     """
 
-    STATE = {"count": "_count", "mean": "_mean", "squares": "_squares"}
+    STATE = ("_count", "_mean", "_squares")
 
     def __init__(self) -> None:
         self._count = 0

@@ -187,7 +187,7 @@ class JudgeScorer(Stateful):
         paint: draws the hand's path through moments [P, S] on an image [H, W, 3]; needed for items with a path.
     """
 
-    STATE = {"memory": "_memory"}
+    STATE = ("_memory",)
 
     def __init__(
         self, judge: Judge, draw: Callable[[FloatArray], Frames], *, remembers: bool, paint: Paint | None = None
@@ -226,7 +226,7 @@ class FallbackScorer(Stateful):
         fallback: scorer that is asked for missing scores.
     """
 
-    STATE = {"first": "_first", "last": "_fallback"}
+    STATE = ("_first", "last=_fallback")
 
     def __init__(self, first: Scorer, fallback: Scorer) -> None:
         self._first = first
@@ -265,7 +265,7 @@ class SimulatedScorer(Stateful):
         settings: other settings in the stamp.
     """
 
-    STATE = {"num_asked": "num_asked"}
+    STATE = ("num_asked",)
 
     def __init__(
         self, value: Callable[[ScoringItem, np.random.Generator], float], seed: int, judge: str, settings: str = ""

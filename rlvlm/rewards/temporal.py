@@ -32,7 +32,7 @@ class TemporalNovelty(Stateful):
         seed: seed of the network and of its training order.
     """
 
-    STATE = {"network": "_network", "adam": "_optimizer", "order": "_order"}
+    STATE = ("_network", "adam=_optimizer", "_order")
 
     def __init__(self, num_actions: int, draw: Callable[[FloatArray], Frames], seed: int) -> None:
         self._draw = draw

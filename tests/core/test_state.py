@@ -11,16 +11,17 @@ from rlvlm.core.state import Stateful
 
 
 class Part(Stateful):
-    STATE = {"count": "count"}
+    STATE = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class Whole(Stateful):
-    STATE = {
-        name: name for name in ("number", "text", "none", "array", "recent", "counts", "noise", "draws", "part")
-    } | {"network": "_network", "adam": "_adam"}
+    STATE = (
+        *("number", "text", "none", "array", "recent", "counts", "noise", "draws", "part"),
+        *("_network", "optimizer=_adam"),
+    )
 
     def __init__(self) -> None:
         self.number, self.text, self.none = 0.0, "", None
@@ -61,6 +62,7 @@ def test_an_object_goes_on_from_its_state_as_it_would_have():
     for _ in range(3):
         whole.go_on()
     state = whole.get_state()
+    assert {"network", "optimizer"} <= state.keys(), "names of checkpoints, not of attributes"
     wanted = whole.go_on()  # the state is a copy: what comes after does not move it
     state["number"], state["counts"] = np.float64(state["number"]), dict(state["counts"])  # as files give them
     again.go_on()

@@ -44,7 +44,7 @@ class Critic(Stateful):
         UsageError: the env's snapshots refer to images, and do not contain its state.
     """
 
-    STATE = {"value": "_value", "latest": "_latest"}
+    STATE = ("_value", "_latest")
 
     def __init__(
         self, config: ValueConfig, env: Any, seed: int, *, episode_steps: int | None = None, sees_images: bool = False

@@ -57,7 +57,7 @@ class Relabelling(Stateful):
     changes again before that, the rows that waited longest come first: the cursor continues from its position.
     """
 
-    STATE = {"next_row": "_next_row", "end": "_end", "num_waiting": "num_waiting"}
+    STATE = ("_next_row", "_end", "num_waiting")
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
