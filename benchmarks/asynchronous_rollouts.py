@@ -6,16 +6,29 @@ By themselves envs wait for what is unfinished when a rollout ends, or carry it 
 envs take as long to be stepped as the policy takes to sample for them, or twice as long.
 
     python benchmarks/asynchronous_rollouts.py --update-s 60
+
+Replicas behind Ray Serve whose model sleeps for each reply: replies a second of an asynchronous rollout as a share of
+what the replicas could give, and the processor time that one takes in the run's process (beside that of the same
+rollout where every reply is there at once, without Serve) and in Ray's. `--batch 1` has each reply come by itself.
+
+    python benchmarks/asynchronous_rollouts.py --served 1 2 4 8
 """
 
 import argparse
+import os
 import statistics
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
 import numpy as np
+import psutil
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig, check_versions
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
@@ -24,6 +37,7 @@ from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.training_stats import TrainingStats
+from rlvlm.core import metrics
 from rlvlm.core.episodes import SampledReply
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.env import ChunkEnv
@@ -32,10 +46,16 @@ from rlvlm.envs.registry import task_env
 from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vla.policy import SampledChunks
+from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
+from rlvlm.runs.ray_session import ray_session
+from rlvlm.serving.apps import running_policy
+from rlvlm.serving.config import ServedEngineConfig
+from rlvlm.serving.engine import ServedEngine
 
 ROLLOUT_S, UPDATE_S, ENVS, TURNS = 310.0, 161.0, 32, 16
 SCALE = 1 / 50
+NUM_TOKENS = 48
 CHUNK_S, CHUNK_ENVS = 0.5, 64
 """Seconds in which the policy samples a chunk for each env."""
 
@@ -66,9 +86,50 @@ class SleepingEngine:
 
     def _answer(self, image: bytes, seconds: float, version: int) -> SampledReply:
         time.sleep(seconds)
-        ids = np.zeros(1, np.int64)
-        log_probs, text = np.zeros(1, np.float32), '{"action": "+"}'
-        return SampledReply(answer={"ids": ids}, log_probs=log_probs, text=text, image=image, version=version)
+        return a_reply(image, version)
+
+
+def a_reply(image: bytes = b"", version: int = 0) -> SampledReply:
+    ids, log_probs = np.zeros(NUM_TOKENS, np.int64), np.zeros(NUM_TOKENS, np.float32)
+    return SampledReply(answer={"ids": ids}, log_probs=log_probs, text='{"action": "+"}', image=image, version=version)
+
+
+class InstantEngine:
+    """Answers every turn at once, in this process."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self._frames = SeenImages[Any](2**28)
+        self.missing = self._frames.missing
+
+    def show(self, images: Any, frames: Any) -> None:
+        for key, frame in zip(images, frames, strict=True):
+            self._frames.add(key, frame)
+
+    def begin(self, obs: Any, seeds: Any, sampling: Any = None) -> list[Future[SampledReply]]:
+        asked = [Future[SampledReply]() for _ in obs.images]
+        for future, image in zip(asked, obs.images, strict=True):
+            future.set_result(a_reply(image))
+        return asked
+
+    def end(self, asked: list[Future[SampledReply]]) -> list[SampledReply]:
+        return [future.result() for future in asked]
+
+
+class SleepingPolicy:
+    """The model of a replica: sleeps for each reply of a batch."""
+
+    def __init__(self, config: PolicyConfig, num_actions: int, reply_s: float) -> None:
+        self.images, self._reply_s = SeenImages[Any](2**28), reply_s
+
+    def show(self, images: Any, frames: Any) -> None:
+        for key, frame in zip(images, frames, strict=True):
+            self.images.add(key, frame)
+
+    def sample(self, obs: Any, seeds: Any, sampling: Any) -> list[SampledReply]:
+        time.sleep(self._reply_s * len(seeds))
+        return [a_reply() for _ in seeds]
 
 
 class SleepingVLA:
@@ -166,6 +227,44 @@ def replies_a_second(way: str, args: argparse.Namespace) -> float:
     return replies / seconds * SCALE
 
 
+def played(engine: Any, num_envs: int, turns: int) -> tuple[float, float]:
+    """Seconds, and processor seconds of this process, of an asynchronous rollout with `turns` turns of every env."""
+    algo = PolicyGradientConfig(rollout="asynchronous", num_envs=num_envs, rollout_turns=num_envs)
+    settings = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
+    runner = TurnRunner(config=settings.learning(algo=algo).debugging(seed=0))
+    runner.actor = Actor(engine, ReplySampling(max_new_tokens=NUM_TOKENS))
+    runner.sample(num_turns=1)  # connects
+    began, cpu = time.perf_counter(), time.process_time()
+    runner.sample(num_turns=turns)
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def served(replicas: int, args: argparse.Namespace) -> str:
+    """Row of a table: an asynchronous rollout in front of so many sleeping replicas."""
+    num_envs = args.envs * replicas
+    turns = max(1, round(args.seconds / args.reply_s / args.envs))
+    config = ServedEngineConfig(num_replicas=replicas, num_cpus=0.01)
+    policy: Any = SimpleNamespace(config=PolicyConfig())
+    make: Any = partial(SleepingPolicy, reply_s=args.reply_s)
+    with running_policy(PolicyConfig(device="cpu"), 0, config.placement, "sleeping", args.batch, make) as app:
+        engine = ServedEngine(app, policy, *[None] * 3, config=config)  # pyright: ignore[reportArgumentType]
+        before = rays_cpu_s()
+        seconds, cpu_s = played(engine, num_envs, turns)
+        rays_s = rays_cpu_s() - before
+        retries = engine.report()[metrics.ENGINE_RETRIES]
+        engine.close()
+    envs_s = played(InstantEngine(), num_envs, turns)[1]
+    count, ideal = num_envs * turns, replicas / args.reply_s
+    rate, each_ms = count / seconds, [1000 * spent / count for spent in (cpu_s, envs_s, rays_s)]
+    spent = " | ".join(f"{ms:.2f}" for ms in each_ms)
+    return f"| {replicas} | {count:,} | {rate:,.0f} | {rate / ideal:.2f} | {spent} | {retries:.0f} |"
+
+
+def rays_cpu_s() -> float:
+    """Processor seconds of Ray's processes, replicas among them, so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in psutil.Process().children(recursive=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=4)
@@ -173,7 +272,23 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=0.5)
     parser.add_argument("--group-size", type=int, default=0, help="whole episodes in groups of so many; 0: turns")
     parser.add_argument("--update-s", type=float, default=UPDATE_S)
+    parser.add_argument(
+        "--served", type=int, nargs="+", default=[], help="numbers of sleeping replicas, in place of the rest"
+    )
+    parser.add_argument("--reply-s", type=float, default=0.01, help="seconds that such a replica sleeps for each reply")
+    parser.add_argument("--batch", type=int, default=32, help="replies that it gives together at most")
+    parser.add_argument("--envs", type=int, default=32, help="for each such replica")
+    parser.add_argument("--seconds", type=float, default=10.0, help="that the replicas sleep")
     args = parser.parse_args()
+    if args.served:
+        head = (
+            "| replicas | replies | a second | of the ideal | processor ms a reply | envs alone | Ray | tries again |"
+        )
+        print(f"\n{head}\n{'|---' * 8}|", flush=True)
+        with ray_session(num_workers=2):
+            for replicas in args.served:
+                print(served(replicas, args), flush=True)
+        return
     ways = ("row by row", "each env by itself", "carried over")
     rates = {way: [] for way in ways}
     for _ in range(args.repeats):  # by turns, so that a busy machine slows all of them

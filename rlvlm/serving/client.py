@@ -12,8 +12,9 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, TypeVar
@@ -37,6 +38,7 @@ from tenacity import (
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, RunError, UsageError, first_line
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.judges.judge import Tell
+from rlvlm.serving.bags import Bag
 from rlvlm.serving.monitoring import ClientMetrics
 from rlvlm.serving.refusal import Refusal, overloaded
 from rlvlm.vlms.chats import Chat
@@ -148,16 +150,34 @@ class AppClient:
             ModelUnavailable: no try was answered; an error of the configured class.
             RunError: the replica's own error, for which a retry would not help.
         """
-        retrying = Retrying(
+        self.connect()  # a missing app is reported at once, without retries
+        with self._explained():
+            return Retrying(**self._tries())(self._try_once, method, args, check)
+
+    async def stream(self, method: str, bag: Bag) -> None:
+        """Passes the answers that the replica's generator `method` yields to `bag`, with as many tries as needed; each
+        sends the calls that are still open.
+
+        Raises:
+            ModelUnavailable, RunError: as `call` does.
+        """
+        with self._explained():
+            await AsyncRetrying(**self._tries())(self._stream_once, method, bag)
+
+    def _tries(self) -> dict[str, Any]:
+        return dict(
             stop=stop_after_attempt(1 + self.retries),
             wait=wait_random_exponential(multiplier=0.5, max=MAX_BACKOFF_S),
             retry=retry_if_exception(self._may_pass),
             before_sleep=self._before_sleep,
             reraise=True,
         )
-        self.connect()  # a missing app is reported at once, without retries
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Returns context in which Ray's errors become the configured one."""
         try:
-            return retrying(self._try_once, method, args, check)
+            yield
         except ModelUnavailable:
             raise
         except (TimeoutError, RayError, RayServeException) as error:
@@ -216,6 +236,29 @@ class AppClient:
             if isinstance(outcome, RunError):  # errors are returned as values, see `JudgeReplica`
                 raise outcome
             return check(outcome) if check else outcome
+
+    async def _stream_once(self, method: str, bag: Bag) -> None:
+        """Makes one try, as `_try_once` does."""
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            handle = self.handle or await asyncio.to_thread(self.connect)
+            response: Any = handle.options(method_name=method, stream=True).remote(bag)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    async for answers in response:
+                        bag.take(answers)
+                return bag.end_try()
+            except (TimeoutError, asyncio.CancelledError):
+                response.cancel()  # otherwise the replica would compute unwanted answers
+                raise
+            except DeploymentUnavailableError:
+                self.handle = None
+                raise
+            except BackPressureError:
+                self._note(REFUSED)
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(random.uniform(*REFUSED_WAIT_S))
 
     def _wait(self, response: DeploymentResponse[Any] | DeploymentResponseGenerator[Any]) -> Any:
         """Waits for the result in short intervals and returns it.

@@ -93,12 +93,16 @@ def bind_policy(  # noqa: PLR0913 - what a deployment has
         node_ids: nodes that the replicas prefer; empty: any.
     """
     name = f"policy-{policy.model.rstrip('/').rpartition('/')[2] or 'pocket'}"
-    ongoing = max(MAX_ONGOING_REQUESTS, 2 * batch_size)  # an asynchronous rollout requests its replies one by one
+    # an asynchronous rollout may request its replies one by one, and a replica that seems full is passed over for
+    # seconds: so twice as many as its share in two batches
+    ongoing = 4 * max(MAX_ONGOING_REQUESTS, batch_size)
+    options = _options(name, placement, vllm.interpreter if vllm else "", ongoing, node_ids)
+    # the run is the only caller, and makes up no more than it has envs: a refusal would only have it pause
+    options["max_queued_requests"] = ongoing
     if vllm is not None:
-        options = _options(name, placement, vllm.interpreter, ongoing, node_ids)
         on_vllm = serve.deployment(**options)(VllmPolicyReplica)
         return on_vllm.bind(policy, vllm, placement, batch_size, shares_gpus)
-    in_torch = serve.deployment(**_options(name, placement, "", ongoing, node_ids))(PolicyReplica)
+    in_torch = serve.deployment(**options)(PolicyReplica)
     return in_torch.bind(policy, num_actions, placement, batch_size, build, shares_gpus)
 
 

@@ -3,8 +3,9 @@
 import math
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from rlvlm.core import metrics
 from rlvlm.core.episodes import IntArray, Observations, SampledReply
@@ -16,14 +17,12 @@ from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
+from rlvlm.serving.bags import BagSender
 from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.gpu_leases import begin_lease
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt
 from rlvlm.serving.weights import Weights, pack_weights
-
-_MAX_UNDER_WAY = 256
-"""Maximum number of concurrent requests; threads are started as needed."""
 
 
 class ServedEngine:
@@ -68,7 +67,6 @@ class ServedEngine:
         self._frames = SeenImages[Frames](policy.config.cache_mib << 20)
         self._sync_error, self._measured = 0.0, -1
         self._num_retries = 0
-        self._pool = ThreadPoolExecutor(_MAX_UNDER_WAY, thread_name_prefix="policy-request")
         self._client = AppClient(
             app,
             what="policy",
@@ -78,6 +76,7 @@ class ServedEngine:
             retries=config.retries,
             note=self._note,
         )
+        self._sender = BagSender(partial(self._client.stream, "ask_each"), config.num_replicas, _check)
 
     def pack(self, version: int, buckets: Sequence[Bucket] = ()) -> Weights:
         """Stores the policy's present weights where every replica finds them when it is asked for `version`."""
@@ -108,15 +107,20 @@ class ServedEngine:
             ModelUnavailable: a piece was not answered within its tries, or no replica could load the weights.
             UsageError: a prompt and its reply would be longer than the model's window.
         """
-        return self.end(self.begin(obs, seeds, sampling))
-
-    def begin(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[Future[ReplyReceipt]]:
-        """Requests the replies and returns at once; `end` returns them once all pieces are done."""
         # as even as possible: the slowest replica determines the duration of the rollout
         size = max(1, -(-len(obs) // self._num_replicas))
         parts = [range(begin, min(begin + size, len(obs))) for begin in range(0, len(obs), size)]
         calls = [self._call(obs.at(part), [seeds[row] for row in part], sampling) for part in parts]
-        return [self._pool.submit(self._receipt, call) for call in calls]
+        self._client.connect()  # a missing app is reported at once, without retries
+        return self.end(self._sender.send(calls, gathers=False))
+
+    def begin(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[Future[ReplyReceipt]]:
+        """Requests each reply by itself and returns at once; `end` returns them once all are there. Those requested
+        within some milliseconds travel together.
+        """
+        calls = [self._call(obs.at([row]), [seed], sampling) for row, seed in enumerate(seeds)]
+        self._client.connect()
+        return self._sender.send(calls, gathers=True)
 
     def end(self, asked: Sequence[Future[ReplyReceipt]]) -> list[SampledReply]:
         """Waits for the replies requested by `begin` and returns them; called by the same thread."""
@@ -153,8 +157,8 @@ class ServedEngine:
         begin_lease(self._app, is_engines=True, gpus=tuple(gpus))
 
     def close(self) -> None:
-        """Ends the threads that wait for answers."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the thread that waits for answers."""
+        self._sender.close()
 
     def _call(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> ReplyCall:
         frames = tuple(self._frames.get(obs.images))
@@ -181,22 +185,15 @@ class ServedEngine:
         )
         return replace(call, prompts=tuple(prompts), rules=rules)
 
-    def _receipt(self, call: ReplyCall) -> ReplyReceipt:
-        """Returns the answers to one piece, after checking that they match the request; runs in a thread of the
-        pool.
-        """
-
-        def checked(receipt: ReplyReceipt) -> ReplyReceipt:
-            version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
-            # like a judge's digests: an answer to another question would be learned from
-            if tuple(answer.image for answer in answers) != call.obs.images:
-                raise ModelUnavailable("the policy's app answered a turn that was not asked about")
-            if any(answer.version != version for answer in answers):
-                raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")
-            return receipt
-
-        # a failed check counts as a failed try: another replica may have the right weights
-        return self._client.call("ask", call, check=checked)
-
     def _note(self, reason: str) -> None:
         self._num_retries += reason != REFUSED
+
+
+def _check(call: ReplyCall, receipt: ReplyReceipt) -> None:
+    """Raises ModelUnavailable unless `receipt` answers `call`: another replica may have the right weights."""
+    version, answers = 0 if call.weights is None else call.weights.version, receipt.answers
+    # like a judge's digests: an answer to another question would be learned from
+    if tuple(answer.image for answer in answers) != call.obs.images:
+        raise ModelUnavailable("the policy's app answered a turn that was not asked about")
+    if any(answer.version != version for answer in answers):
+        raise ModelUnavailable(f"the policy's app answered with other weights than version {version}")

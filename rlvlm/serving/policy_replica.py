@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import load_policy
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules, VllmSampler
+from rlvlm.serving.bags import each_answer
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.serving.fair_queue import FairQueue
 from rlvlm.serving.gpu_leases import LeaseHolder
@@ -129,6 +130,13 @@ class PolicyReplica(Replica):
             if failed := [answer for answer in answers if isinstance(answer, RunError)]:
                 return failed[0]
             return ReplyReceipt(answers=answers, sync_error=self._sync_error)
+
+    async def ask_each(
+        self, calls: Mapping[int, ReplyCall]
+    ) -> AsyncIterator[list[tuple[int, ReplyReceipt | RunError]]]:
+        """Yields what `ask` returns for each of `calls`, with its number, as soon as it is there."""
+        async for answers in each_answer(self.ask, calls):
+            yield answers
 
     def _answers(self, items: Sequence[tuple[ReplyCall, int]]) -> list[SampledReply | RunError]:
         """Returns an answer or an error for each turn; turns with equal sampling are processed together."""
@@ -246,6 +254,13 @@ class VllmPolicyReplica(Replica):
             except RunError as error:
                 return error
             return ReplyReceipt(answers=answers, sync_error=self._sync_errors[version], dtype=self._sampler.dtype)
+
+    async def ask_each(
+        self, calls: Mapping[int, ReplyCall]
+    ) -> AsyncIterator[list[tuple[int, ReplyReceipt | RunError]]]:
+        """Yields what `ask` returns for each of `calls`, with its number, as soon as it is there."""
+        async for answers in each_answer(self.ask, calls):
+            yield answers
 
     async def _take_weights(self, call: ReplyCall) -> None:
         """Returns once the engine holds the weights of `call`, and counts the call as running.

@@ -40,7 +40,9 @@ class FewestRequestsRouter(RequestRouter):
             return []
         # all of them if all seem full: Serve asks them again
         replicas = self.select_available_replicas(candidate_replicas) or candidate_replicas
-        own = Counter(replica_id for replica_id, _ in list(self._under_way.values()))
+        own = Counter[ReplicaID]()
+        for replica_id, request in list(self._under_way.values()):
+            own[replica_id] += num_calls(request)
 
         def load(replica: RunningReplica) -> tuple[int, int]:
             reported = self.replica_queue_len_cache.get(replica.replica_id) or 0
@@ -56,3 +58,8 @@ class FewestRequestsRouter(RequestRouter):
         """Stops counting a request; called by Serve, also for requests that failed or were refused."""
         if self._under_way.get(internal_request_id, (None,))[0] == replica_id:
             self._under_way.pop(internal_request_id, None)
+
+
+def num_calls(request: PendingRequest) -> int:
+    """Returns the number of calls in a request that have no answer yet, see `bags`; 1 for a request that is one."""
+    return getattr(request.args[0], "num_open", 1) if request.args else 1
