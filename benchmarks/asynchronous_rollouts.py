@@ -230,8 +230,8 @@ def replies_a_second(way: str, args: argparse.Namespace) -> float:
 def played(engine: Any, num_envs: int, turns: int) -> tuple[float, float]:
     """Seconds, and processor seconds of this process, of an asynchronous rollout with `turns` turns of every env."""
     algo = PolicyGradientConfig(rollout="asynchronous", num_envs=num_envs, rollout_turns=num_envs)
-    settings = PolicyGradientAlgorithmConfig().envs(task="number_line", env_settings=task_env("number_line"))
-    runner = TurnRunner(config=settings.learning(algo=algo).debugging(seed=0))
+    config = PolicyGradientAlgorithmConfig().settings(task="number_line", env_settings=task_env("number_line"))
+    runner = TurnRunner(config=config.settings(algo=algo).debugging(seed=0))
     runner.actor = Actor(engine, ReplySampling(max_new_tokens=NUM_TOKENS))
     runner.sample(num_turns=1)  # connects
     began, cpu = time.perf_counter(), time.process_time()
