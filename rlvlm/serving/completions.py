@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rlvlm.core.judging import Clip, Label, Query, Score, Status, Verdict
 from rlvlm.core.steps import Frames
 from rlvlm.serving import messages as wire
-from rlvlm.serving.client import AsyncAppClient
+from rlvlm.serving.app_client import AsyncAppClient
 from rlvlm.serving.refusal import Refusal
 
 _TASK = re.compile(r"^\W*(?:task(?: instruction| description)?|goal|instruction)\W*:\s*(\S.*?)\s*$", re.I | re.M)

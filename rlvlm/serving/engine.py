@@ -17,8 +17,8 @@ from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
+from rlvlm.serving.app_client import REFUSED, AppClient
 from rlvlm.serving.bags import BagSender
-from rlvlm.serving.client import REFUSED, AppClient
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.gpu_leases import begin_lease
 from rlvlm.serving.policy_replica import ReplyCall, ReplyReceipt

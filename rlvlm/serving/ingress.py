@@ -40,8 +40,8 @@ from rlvlm.judges.prompts import check_goal
 from rlvlm.judges.reading import parse_score
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.serving import messages as wire
+from rlvlm.serving.app_client import AsyncAppClient
 from rlvlm.serving.app_file import GatewayArgs
-from rlvlm.serving.client import AsyncAppClient
 from rlvlm.serving.completions import VOCABULARIES, check_supported, completion, question_of, split_model
 from rlvlm.serving.config import HttpConfig
 from rlvlm.serving.error_answers import answer_errors

@@ -14,9 +14,9 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from rlvlm.core.errors import ModelUnavailable, UsageError
-from rlvlm.serving import client as module
+from rlvlm.serving import app_client as module
+from rlvlm.serving.app_client import AppClient
 from rlvlm.serving.bags import GATHER_S, Bag, BagSender, each_answer
-from rlvlm.serving.client import AppClient
 from rlvlm.serving.router import num_calls
 
 

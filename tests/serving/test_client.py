@@ -13,7 +13,7 @@ from stub_judge import StubJudge, stub_queries
 
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Status
-from rlvlm.serving import client as module
+from rlvlm.serving import app_client, client
 from rlvlm.serving.client import Receipt, Request, ServedJudge, digest
 
 
@@ -48,8 +48,9 @@ def right(request: Request) -> Receipt:
 
 @pytest.fixture
 def ask(monkeypatch):
-    monkeypatch.setattr(module, "REFUSED_WAIT_S", (0.0, 0.01))
-    monkeypatch.setattr(module, "wait_random_exponential", lambda **_: lambda state: 0.0)
+    monkeypatch.setattr(app_client, "REFUSED_WAIT_S", (0.0, 0.01))
+    for module in (app_client, client):
+        monkeypatch.setattr(module, "wait_random_exponential", lambda **_: lambda state: 0.0)
 
     def make(answer: Callable[[Request, int], Any], **settings: Any) -> tuple[ServedJudge, Handle]:
         judge, handle = ServedJudge("app", **{"batch_size": 4, "retries": 2, "in_flight": 1} | settings), Handle(answer)
@@ -119,7 +120,7 @@ def test_an_app_that_was_deployed_anew_is_looked_up_again(ask, monkeypatch):
     gone = DeploymentUnavailableError(DeploymentID(name="judge-old", app_name="app"))
     judge, old = ask(lambda *_: gone)
     new = Handle(lambda request, _: right(request))
-    monkeypatch.setattr(module.serve, "get_app_handle", lambda app: new)
+    monkeypatch.setattr(app_client.serve, "get_app_handle", lambda app: new)
     assert len(judge.compare(stub_queries(2, 0))) == 2
     assert (len(old.requests), len(new.requests)) == (1, 1) and judge._client.handle is new
 

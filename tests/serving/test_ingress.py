@@ -7,8 +7,8 @@ from http_edge import Edge, FakeClient, movie, png, text
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion
 from rlvlm.core.judging import Score, Stamp, Status, Verdict
-from rlvlm.serving import client as async_client
-from rlvlm.serving.client import AsyncAppClient
+from rlvlm.serving import app_client
+from rlvlm.serving.app_client import AsyncAppClient
 from rlvlm.serving.config import ActConfig, HttpConfig
 from rlvlm.serving.ingress import Routes
 from rlvlm.serving.refusal import Refusal
@@ -270,7 +270,7 @@ def test_a_client_finds_an_app_that_was_deployed_anew(monkeypatch):
     from ray.serve.exceptions import DeploymentUnavailableError
 
     gone = DeploymentUnavailableError(DeploymentID(name="judge-old", app_name="app"))
-    monkeypatch.setattr(async_client.serve, "get_app_handle", lambda app: FakeHandle(["verdict"]))
+    monkeypatch.setattr(app_client.serve, "get_app_handle", lambda app: FakeHandle(["verdict"]))
     assert ask_client(gone) == ["verdict"]
 
 
