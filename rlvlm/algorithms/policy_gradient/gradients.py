@@ -74,7 +74,7 @@ class Gradients:
             parameter.grad = None
         part_sums, own_means = self._add_gradients(batch, rows, self.is_warming_up(num_updates), gains)
         add_up_gradients(parameters)
-        sums = dict(zip(_SUMS, all_reduce(part_sums).tolist(), strict=True))
+        sums: dict[str, float] = dict(zip(_SUMS, all_reduce(part_sums).tolist(), strict=True))
         norm = clip_gradients(parameters, self._algo.max_grad_norm)  # of the sum: each learner's own would differ
         if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
             raise NumericsError(
