@@ -2,18 +2,21 @@
 
 import os
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # to compile all of it again costs each process a second
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread costs more than it gives
 
 import atexit
 import shutil
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+sys.dont_write_bytecode = False
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rlvlm-state-")  # what tests trust, the user has not
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 

@@ -36,8 +36,13 @@ _LIBRARIES = (
     "transformers.modeling_utils", "transformers.models.qwen2_vl.modeling_qwen2_vl",
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "safetensors.torch", "PIL.Image", "fastapi", "uvicorn", "aiohttp", "jsonschema", "tensorboardX", "rich.console",
+    "pytest", "pyarrow.json", "pydantic.v1", "anyio._backends._asyncio",
 )  # fmt: skip
-_OF_AN_ENVIRONMENT = ("ray._private.workers.default_worker", "ray.rllib", "ray.serve", "rlvlm.runs.train")
+_OF_AN_ENVIRONMENT = (
+    "ray._private.workers.default_worker", "ray._private.arrow_serialization", "ray.rllib",
+    "ray.serve._private.controller", "rlvlm.runs.train", "rlvlm.algorithms.sac_pebble.algorithm",
+    "rlvlm.serving.policy_replica",
+)  # fmt: skip
 _READ_BY_NESTS = ("RAY_", "PL_", "LP_")
 """Beginnings of variables that none of the libraries above reads: Ray's, Tune's and the software renderer's."""
 
