@@ -97,7 +97,7 @@ def bind_policy(  # noqa: PLR0913 - what a deployment has
     # seconds: so twice as many as its share in two batches
     ongoing = 4 * max(MAX_ONGOING_REQUESTS, batch_size)
     options = _options(name, placement, vllm.interpreter if vllm else "", ongoing, node_ids)
-    # the run is the only caller, and makes up no more than it has envs: a refusal would only have it pause
+    # a refusal would only have a run pause, which asks for no more than it has envs; the gateway has bounds of its own
     options["max_queued_requests"] = ongoing
     if vllm is not None:
         on_vllm = serve.deployment(**options)(VllmPolicyReplica)
