@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from rlvlm.core.checks import (
     Bound,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -42,10 +43,10 @@ class SFTConfig:
     a table over progress (conditioned on judged return); iql: exponentiated, of one answer, from that value's upper
     expectile (the policy of implicit Q-learning); preference: pairs of segments, the better of which becomes
     more likely (CPL), see `sft_preferences`."""
-    min_worth: Share = 0.5
+    min_worth: Annotated[Share, Needs("weighting", "filter")] = 0.5
     """Minimum score in [0, 1] by the judge of episodes used with weighting filter. The page of `rlvlm score` shows
     which value best separates the data's own successes and failures."""
-    advantage_steps: NonNegativeInt = 5
+    advantage_steps: Annotated[NonNegativeInt, Needs("weighting", "advantage or condition")] = 5
     """Answers after which an advantage takes the value in place of what came, for weightings advantage and condition
     of labels with a value; 0: the outcome at the episode's end."""
     start_from: FilePath = ""
@@ -80,10 +81,6 @@ class SFTConfig:
                 "sft.weighting needs sft.labels, these need sft.demonstrations, and labels need a weighting, got "
                 f"weighting {self.weighting}, labels {self.labels!r}, demonstrations {self.demonstrations!r}"
             )
-        if self.min_worth != 0.5 and self.weighting != "filter":
-            raise ValueError(f"sft.min_worth {self.min_worth:g} has no effect unless sft.weighting is filter")
-        if self.advantage_steps != 5 and self.weighting not in ("advantage", "condition"):
-            raise ValueError("sft.advantage_steps has no effect unless sft.weighting is advantage or condition")
 
     def check_policy(self, policy: PolicyConfig | VLAConfig) -> None:
         """Raises ValueError if these settings and the policy's contradict each other, or have no effect on it."""

@@ -1,4 +1,4 @@
-"""Bounds of settings, written beside their types, and the check of them for `__post_init__` of configs.
+"""Bounds and needs of settings, written beside their types, and the check of them for `__post_init__` of configs.
 
 An error names the setting, the rule and the given value. `section` is where a user finds the settings: `judge.api` for
 `judge.api.retries`, `--` for a command's options, and empty for settings outside of sections.
@@ -6,11 +6,11 @@ An error names the setting, the rule and the given value. `section` is where a u
 
 import functools
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, Any
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.leads import marks
+from rlvlm.core.leads import Mark, marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,15 @@ class Bound:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Rule for a setting without an effect, unless another of its section is set: until then it keeps its default."""
+
+    name: str
+    values: str = ""
+    """Value of the other setting, or several, as `advantage or condition`; empty: any that counts as true."""
+
+
 PositiveInt = Annotated[int, Bound(">= 1")]
 NonNegativeInt = Annotated[int, Bound(">= 0")]
 PositiveFloat = Annotated[float, Bound("> 0")]
@@ -42,12 +51,21 @@ Share = Annotated[float, Bound("[0, 1]")]
 
 
 def check_bounds(config: Any, section: str) -> None:
-    """Raises ValueError unless every number of a config, without its sections, keeps the bounds of its type."""
-    for name, bound in _bounds(type(config)):
-        value = getattr(config, name)
+    """Raises ValueError unless every number of a config, without its sections, keeps the bounds of its type, and every
+    setting has what it needs.
+    """
+    for field, bound in _rules(type(config), Bound):
+        value = getattr(config, field.name)
         for number in value if isinstance(value, tuple) else (value,):
             if number is not None and not isinstance(number, str) and not bound.allows(number):
-                raise _out_of_bound(section, name, bound, value)
+                raise _out_of_bound(section, field.name, bound, value)
+    for field, need in _rules(type(config), Needs):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        other = getattr(config, need.name)
+        is_met = other in need.values.split(" or ") if need.values else other
+        if not is_met and getattr(config, field.name) != default:
+            wanted = f"{section}.{need.name} {need.values}".rstrip()
+            raise ValueError(f"{section}.{field.name} has no effect without {wanted}; set both or neither")
 
 
 def check_interval(config: object, section: str, interval: str, *names: str) -> None:
@@ -58,10 +76,10 @@ def check_interval(config: object, section: str, interval: str, *names: str) -> 
 
 
 @functools.cache
-def _bounds(config: type) -> list[tuple[str, Bound]]:
-    """Returns the bounds in the types of a config class, by field."""
+def _rules(config: type, kind: type[Mark]) -> list[tuple[Field[Any], Mark]]:
+    """Returns the rules of a kind in the types of a config class, each with its field."""
     hints = typing.get_type_hints(config, include_extras=True)
-    return [(field.name, bound) for field in fields(config) for bound in marks(hints[field.name], Bound)]
+    return [(field, rule) for field in fields(config) for rule in marks(hints[field.name], kind)]
 
 
 def _out_of_bound(section: str, name: str, bound: Bound, value: object) -> ValueError:

@@ -5,7 +5,16 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Annotated, ClassVar, Literal
 
-from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
+from rlvlm.core.checks import (
+    Bound,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    check_bounds,
+)
 from rlvlm.core.guests import short_names
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.core.references import is_reference
@@ -204,8 +213,6 @@ class ValueConfig:
 
 SHAPING_VALUE = ValueConfig(heads=3, td_lambda=0.9)
 """The network of `reward.shaping value`."""
-FALSE_POSITIVES = 0.2
-"""Default share of failures that the teacher biased calls successes."""
 ScoreTeacher = Literal["judge", "random", "biased", "progress", "measured"]
 """Scorer of turns and episodes. judge: the VLM; random: random scores, the negative control; biased: the truth,
 except for a share of failures that it calls successes, or the other way round, the control that the monitor must
@@ -318,15 +325,15 @@ class TurnRewardConfig:
     without_answer: Literal["stop", "drop", "neutral"] = "drop"
     """Handling of missing answers. stop: end the run; drop: leave the episode's turns out of this update (with
     compared episodes, its whole group); neutral: score it `neutral`. The truth never replaces an answer."""
-    neutral: Share = 0.5
+    neutral: Annotated[Share, Needs("without_answer", "neutral")] = 0.5
     """Score for `without_answer neutral`, in [0, 1]."""
     fallback_judge: str = ""
     """Name of a running Serve app whose judge is asked for answers missing from the run's own; empty for none."""
-    false_positives: Share = FALSE_POSITIVES
+    false_positives: Annotated[Share, Needs("teacher", "biased")] = 0.2
     """Share of failures that the teacher biased calls successes, in [0, 1]."""
-    false_negatives: Share = 0.0
+    false_negatives: Annotated[Share, Needs("teacher", "biased")] = 0.0
     """Share of successes that the teacher biased calls failures, in [0, 1]."""
-    noise: NonNegativeFloat = 0.0
+    noise: Annotated[NonNegativeFloat, Needs("teacher", "progress")] = 0.0
     """Standard deviation of the noise of the teacher progress, >= 0."""
     measured: FilePath = ""
     """File bench.json of a judge (`rlvlm judge-bench`) for the teacher measured."""
@@ -334,9 +341,9 @@ class TurnRewardConfig:
     """Reward of each turn or chunk beside the outcome, which is a judge's score of the whole episode, or success.
     value: by how much the turn changed the learned probability of success, gamma V(s') - V(s), which leaves the best
     policy as it is. For advantages of turns (ppo, grpo_turns, rloo_turns); asks the judge no further question."""
-    value: ValueConfig = SHAPING_VALUE
+    value: Annotated[ValueConfig, Needs("shaping", "value")] = SHAPING_VALUE
     """The network that `shaping value` learns from the outcomes of the run's own episodes."""
-    corrects_noise: bool = True
+    corrects_noise: Annotated[bool, Needs("shaping", "value")] = True
     """Whether this network allows for the outcomes that are wrong, by the rates of false positives and false negatives
     of the preflight's known episodes (of the teacher biased: its own)."""
     parts: PositiveInt = 4
@@ -351,19 +358,11 @@ class TurnRewardConfig:
         defaults = {field.name: field.default for field in fields(self)}
         of_scorer = ("per", "clip", "teacher", "success_weight", "threshold", "without_answer", "neutral", "parts")
         idle = [] if self.scores else [name for name in of_scorer if getattr(self, name) != defaults[name]]
-        wrong = (self.false_positives, self.false_negatives)
-        if wrong != (FALSE_POSITIVES, 0.0) and self.teacher != "biased":
-            raise ValueError(
-                "reward.false_positives goes with the teacher biased, and reward.false_negatives too, got "
-                f"{wrong[0]:g} and {wrong[1]:g} for {self.teacher}"
-            )
         if (self.source == "mixture") != bool(self.mixture.used):
             raise ValueError(
                 f"reward.source is {self.source} and reward.mixture weighs {self.mixture.used or 'nothing'}: weights "
                 "go with the source mixture, which needs one at least"
             )
-        if self.noise and self.teacher != "progress":
-            raise ValueError(f"reward.noise goes with the teacher progress, got {self.noise}")
         if (self.teacher == "measured") != bool(self.measured):
             raise ValueError(
                 "reward.teacher measured and reward.measured FILE go together, got "
@@ -384,8 +383,6 @@ class TurnRewardConfig:
             raise ValueError("a calibrated threshold needs a judge, and monitor.preflight episodes to calibrate it on")
         if self.fallback_judge and not self.asks_judge:
             raise ValueError("reward.fallback_judge has no effect where no judge is asked")
-        if self.without_answer != "neutral" and self.neutral != 0.5:
-            raise ValueError("reward.neutral has no effect unless without_answer is neutral")
         # these simulate a judge of episodes: none of them can score a single turn
         if self.teacher in ("biased", "progress", "measured") and self.rates_turns:
             raise ValueError(
@@ -396,8 +393,6 @@ class TurnRewardConfig:
                 f"reward.clip growing goes with reward.per turn, got {self.per}, and with reward.without_answer drop "
                 f"or stop, got {self.without_answer}: a gain needs both scores"
             )
-        if self.shaping == "none" and (not self.corrects_noise or self.value != SHAPING_VALUE):
-            raise ValueError("reward.value and reward.corrects_noise have no effect without reward.shaping value")
         if self.shaping == "value" and not (self.source == "success" or (self.scores and self.per == "episode")):
             raise ValueError(
                 "reward.shaping value learns from the outcomes of whole episodes: set reward.source success, or judged "

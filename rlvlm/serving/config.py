@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from rlvlm.core.checks import (
     Bound,
+    Needs,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -62,8 +63,6 @@ def _check_replicas(config: "PlacementConfig | ServedEngineConfig", section: str
     # Ray assigns shares of one GPU or several whole ones, but nothing in between
     if config.num_gpus > 1 and config.num_gpus != int(config.num_gpus):
         raise ValueError(f"{section}.num_gpus above 1 must be a whole number, got {config.num_gpus}")
-    if config.gpu_type and not config.num_gpus:
-        raise ValueError(f"{section}.gpu_type has no effect without {section}.num_gpus; set both or neither")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +85,7 @@ class PlacementConfig:
     """CPU cores per replica."""
     num_gpus: NonNegativeFloat = 0.0
     """Share of a GPU per replica; with 0.5 two judges share a GPU, each limited to half of its memory."""
-    gpu_type: str = ""
+    gpu_type: Annotated[str, Needs("num_gpus")] = ""
     """Kind of GPU in a cluster with several, as Ray labels its nodes (`ray.io/accelerator-type`), e.g. A100; empty:
     any."""
     timeout_s: PositiveFloat = 120.0
@@ -141,7 +140,7 @@ class ServedEngineConfig:
     """CPU cores per replica."""
     num_gpus: NonNegativeFloat = 0.0
     """Share of a GPU per replica; 0.5 lets it share a GPU with a judge."""
-    gpu_type: str = ""
+    gpu_type: Annotated[str, Needs("num_gpus")] = ""
     """Kind of GPU, as `serve.gpu_type`; empty: any."""
     timeout_s: PositiveFloat = 120.0
     """Maximum wait for a batch of replies, seconds."""
@@ -156,7 +155,7 @@ class ServedEngineConfig:
     colocated: bool = False
     """Whether to share the learners' GPUs: the replicas, at most one per learner, have none of their own, and sleep
     while the learners learn, with weights and caches off the GPU."""
-    vllm: PolicyVllmConfig = field(default_factory=PolicyVllmConfig)
+    vllm: Annotated[PolicyVllmConfig, Needs("backend", "vllm")] = field(default_factory=PolicyVllmConfig)
 
     def __post_init__(self) -> None:
         _check_replicas(self, "engine")
@@ -168,8 +167,6 @@ class ServedEngineConfig:
         others = [setting for setting in fields(self) if setting.name not in ("num_replicas", "vllm")]
         if not self.num_replicas and any(getattr(self, setting.name) != setting.default for setting in others):
             raise ValueError("the other settings of engine have no effect without engine.num_replicas")
-        if self.backend != "vllm" and self.vllm != PolicyVllmConfig():
-            raise ValueError("the settings of engine.vllm have no effect without engine.backend vllm")
 
     @property
     def placement(self) -> PlacementConfig:

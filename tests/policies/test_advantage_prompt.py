@@ -81,8 +81,3 @@ def test_guidance_exaggerates_what_the_word_changes_when_sampled_and_when_learne
         torch.testing.assert_close(log_probs(), by_hand, atol=1e-5, rtol=0)
     # the same word weighed by 1 is no guidance, and another policy
     assert not torch.allclose(log_probs(), log_probs(guidance=1.0), atol=1e-4)
-
-
-def test_guidance_without_the_word_is_refused():
-    with pytest.raises(ValueError, match="policy.guidance has no effect without --policy.conditioned"):
-        VLAConfig(guidance=2.0)

@@ -64,8 +64,6 @@ LABELLED = {"sft.labels": "x.parquet", "sft.demonstrations": "d"}
         ("number_line", {"reward.without_answer": "stop"}, "have no effect without scores"),
         ("number_line", {"reward.per": "episode"}, "have no effect without scores"),
         ("push_block", {"reward.parts": 9}, "have no effect without scores"),
-        ("push_block", {"reward.false_positives": 0.5}, "goes with the teacher biased"),
-        ("push_block", {"reward.false_negatives": 0.5}, "goes with the teacher biased"),
         ("drawer_open", {"reward.source": "environment", "reward.teacher": "oracle"}, "has no effect with"),
         ("drawer_open", JUDGED | {"reward.teacher": "oracle"}, "has no effect with"),
         # what is asked about, and how
@@ -88,7 +86,6 @@ LABELLED = {"sft.labels": "x.parquet", "sft.demonstrations": "d"}
         ("push_block", {"sft.weighting": "filter"}, "sft.weighting needs sft.labels"),
         ("push_block", {"sft.labels": "x.parquet", "sft.weighting": "filter"}, "these need sft.demonstrations"),
         ("push_block", LABELLED, "labels need a weighting"),
-        ("push_block", {"sft.min_worth": 0.2}, "sft.min_worth 0.2 has no effect"),
         ("push_block", {"policy.conditioned": True}, "asks for what sft.weighting condition teaches"),
         ("push_block", LABELLED | {"sft.weighting": "condition"}, "asks for what sft.weighting condition teaches"),
         ("push_block", {"policy.conditioned": True, "policy.head": "my_file:NAME"}, "own, which reads its prompts"),

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from rlvlm.core.checks import Bound, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, check_bounds
+from rlvlm.core.checks import (
+    Bound,
+    Needs,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    check_bounds,
+)
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef
 from rlvlm.policies.vla.config import VLAConfig
@@ -41,7 +50,7 @@ class AdvantageConfig:
     values: Literal["policy", "state"] = "policy"
     """Source of the values for an estimator with a critic. policy: the policy's own value head; state: a network that
     sees the simulator's state, with an episode's score as its only reward."""
-    critic: ValueConfig = field(default_factory=ValueConfig)
+    critic: Annotated[ValueConfig, Needs("values", "state")] = field(default_factory=ValueConfig)
     """The network of `values state`; it predicts an episode's score before each of its chunks."""
     min_spread: PositiveFloat = 1e-3
     """Minimum difference between the largest and the smallest score of a group, > 0; other groups are dropped."""
@@ -49,16 +58,11 @@ class AdvantageConfig:
     """Standard deviation of the scorer when asked again about the same episode; a group whose own standard deviation is
     at most `noise_factor` times this is dropped. 0: the scorer repeats itself, as the env's own test does. measured: it
     is asked twice about the episodes of `monitor.preflight` before training."""
-    noise_factor: PositiveFloat = 2.0
+    noise_factor: Annotated[PositiveFloat, Needs("scorer_noise")] = 2.0
     """Factor on `scorer_noise`, > 0."""
 
     def __post_init__(self) -> None:
-        section = "algo.advantage"
-        check_bounds(self, section)
-        if self.scorer_noise == 0 and self.noise_factor != 2.0:
-            raise ValueError(f"{section}.noise_factor has no effect without scorer_noise; set both or neither")
-        if self.values != "state" and self.critic != ValueConfig():
-            raise ValueError(f"{section}.critic has no effect unless values is state")
+        check_bounds(self, "algo.advantage")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +140,7 @@ class PolicyGradientConfig:
     env_runners: NonNegativeInt = 0
     """Processes that play groups of envs in chunks in parallel, each with a copy of the policy; 0: the run's own
     process."""
-    gpus_per_env_runner: NonNegativeFloat = 0.0
+    gpus_per_env_runner: Annotated[NonNegativeFloat, Needs("env_runners")] = 0.0
     """GPUs that Ray reserves for each of `env_runners`, for its copy of the policy."""
     env_workers: NonNegativeInt = 0
     """Processes of one core, anywhere in the cluster, that step and draw the envs in chunks of each env runner, or of
@@ -221,7 +225,7 @@ class PolicyGradientConfig:
     shard: bool = False
     """Whether the learners of `num_learners` shard the policy's weights, gradients and Adam's averages (FSDP2), for a
     policy too large for any single GPU. The gradient is the same; every pass gathers the weights anew."""
-    compute_dtype: Literal["same", "bfloat16"] = "same"
+    compute_dtype: Annotated[Literal["same", "bfloat16"], Needs("shard")] = "same"
     """Compute dtype of sharded learners. bfloat16: weights are gathered and computed in it, while Adam updates the
     slices in their own, float32 if all weights are trained; same: that of the weights."""
     deterministic: bool = False
@@ -234,19 +238,14 @@ class PolicyGradientConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of a VLA in training in the run's own process. auto: a GPU that Ray or SLURM assigned to it, else the CPU;
     cuda: the first visible GPU. For a VLM see policy.device."""
-    gpus_per_learner: NonNegativeFloat = 0.0
+    gpus_per_learner: Annotated[NonNegativeFloat, Needs("num_learners")] = 0.0
     """GPUs that Ray reserves for each learner of `num_learners`."""
-    gpu_type: str = ""
+    gpu_type: Annotated[str, Needs("gpus_per_learner")] = ""
     """Kind of the learners' GPUs, as `serve.gpu_type`; empty: any."""
 
     def __post_init__(self) -> None:  # noqa: C901 - one rule after the other
         check_bounds(self, "algo")
-        for share, count in (("gpus_per_learner", "num_learners"), ("gpus_per_env_runner", "env_runners")):
-            if getattr(self, share) and not getattr(self, count):
-                raise ValueError(f"algo.{share} has no effect without algo.{count}; set both or neither")
         gpus = self.gpus_per_learner
-        if self.gpu_type and not gpus:
-            raise ValueError("algo.gpu_type has no effect without algo.gpus_per_learner; set both or neither")
         if gpus > 1 or (self.num_learners > 1 and gpus not in (0, 1)):
             raise ValueError(
                 f"algo.gpus_per_learner must be 1, or 0 for a CPU, got {gpus:g}: a learner computes on one GPU, and "
@@ -254,8 +253,6 @@ class PolicyGradientConfig:
             )
         if self.shard and self.num_learners < 2:
             raise ValueError("algo.shard has no effect without algo.num_learners >= 2; set both or neither")
-        if self.compute_dtype != "same" and not self.shard:
-            raise ValueError("algo.compute_dtype is of sharded learners; set algo.shard, or policy.dtype for others")
         if self.num_learners > self.minibatch_turns:
             raise ValueError(
                 f"algo.minibatch_turns must be >= algo.num_learners, got {self.minibatch_turns} and "

@@ -3,9 +3,9 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from rlvlm.core.checks import NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
+from rlvlm.core.checks import Needs, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
 from rlvlm.core.guests import PolicyCheckpoint, guest_of, with_guests, with_sections
 from rlvlm.core.leads import CodeRef, FilePath, ModelName, OwnSetting
 from rlvlm.core.references import is_reference
@@ -83,7 +83,7 @@ class VLAConfig:
     conditioned: bool = False
     """Whether the prompt asks for an answer better than expected, as needed after training with `sft.weighting
     condition`; see `policies.advantage_prompt`."""
-    guidance: PositiveFloat = 1.0
+    guidance: Annotated[PositiveFloat, Needs("conditioned")] = 1.0
     """Weight of the word that `conditioned` adds to the prompt, whenever the policy plays: above 1 exaggerates what it
     changes, at twice the computation (classifier-free guidance, Ho & Salimans 2022, arXiv:2207.12598); 1 is no
     guidance."""
@@ -91,7 +91,7 @@ class VLAConfig:
     """Memory for the images of an update in each process that samples or learns, MiB, >= 1; images that do not fit are
     drawn again."""
     pocket: PocketVLAConfig = field(default_factory=PocketVLAConfig)
-    flow: FlowConfig = field(default_factory=FlowConfig)
+    flow: Annotated[FlowConfig, Needs("head", "flow")] = field(default_factory=FlowConfig)
 
     def __post_init__(self) -> None:
         check_bounds(self, "policy")
@@ -106,13 +106,9 @@ class VLAConfig:
             if head != self.head and section.section in changed:
                 raise ValueError(f"{section.section} has no effect with policy.head {self.head}; leave one of them out")
         check_head(self, HEADS)
-        if self.guidance != 1 and not self.conditioned:
-            raise ValueError("policy.guidance has no effect without --policy.conditioned; leave it out")
         if self.model and self.head not in sections and not self.is_own:
             missing = guest_of("checkpoints", self.head)
             raise ValueError(f"policy.head {self.head} has no checkpoints that policy.model could name{missing}")
-        if self.flow != FlowConfig() and self.head != "flow":
-            raise ValueError(f"policy.flow has no effect with policy.head {self.head}; add --policy.head flow")
         if self.model and self.flow.kernel == "learned":
             raise ValueError(
                 "policy.flow.kernel learned is not for a policy.model: a checkpoint of LeRobot has no head for learned "

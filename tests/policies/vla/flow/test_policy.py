@@ -244,11 +244,6 @@ def test_scales(mode):
     assert read_scales(write_scales({"action": scale})) == {"action": scale}
 
 
-def test_a_flow_needs_its_head():
-    with pytest.raises(ValueError, match="add --policy.head flow"):
-        VLAConfig(flow=FlowConfig(steps=10))
-
-
 def test_it_learns_offsets_beside():
     """As LIBERO's recipes have it: from demonstrated moments, and from scenes that were never played."""
     shown, env = pocket()[2], make_env("push_block", task_env("push_block"), 0)
