@@ -19,6 +19,8 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner_group import LearnerGroup
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import (
@@ -27,6 +29,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_EPISODES,
 )
+from ray.util.placement_group import PlacementGroup
 
 from rlvlm.algorithms.checkpoint import Saving
 from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
@@ -35,7 +38,7 @@ from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.config import EnvConfig, StepEnvConfig
 from rlvlm.envs.pixels import PIXELS
 from rlvlm.envs.registry import task_env
 
@@ -82,7 +85,7 @@ class BaseConfig(AlgorithmConfig):
 
     task: str = ""
     """Name in `rlvlm.envs.registry`, of a kind that the algorithm supports."""
-    env_settings: Any = StepEnvConfig()
+    env_settings: EnvConfig = StepEnvConfig()
     """Settings such as rules, robot, episode length and number of envs; chosen with a task, the task's own."""
     example: ClassVar[str] = "..."
     """How hyperparameters are set, for messages."""
@@ -103,10 +106,10 @@ class BaseConfig(AlgorithmConfig):
         self.sample_timeout_s = 600.0  # for a single step, chunk or reset; a runner that takes longer is replaced
         self.log_level = _QUIET
         self._dont_auto_sync_env_runner_states = True
-        self.learner_places: Any = None
+        self.learner_places: PlacementGroup | None = None
         """Placement group in which the learners start; None: wherever Ray finds room."""
 
-    def build_learner_group(self, *, placement_group: Any = None, **settings: Any) -> LearnerGroup:
+    def build_learner_group(self, *, placement_group: PlacementGroup | None = None, **settings: Any) -> LearnerGroup:
         """Builds the learners in `learner_places`; called by RLlib."""
         return super().build_learner_group(placement_group=placement_group or self.learner_places, **settings)
 
@@ -324,7 +327,7 @@ class BaseAlgorithm(Algorithm):
         self._viewer.close()
         PIXELS.release(self)
 
-    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+    def evaluate(self, parallel_train_future: object = None) -> dict[str, Any]:
         """Runs `config.evaluation_duration` episodes of the present policy, without any effect on training.
 
         Returns:
@@ -344,7 +347,7 @@ class BaseAlgorithm(Algorithm):
         return results
 
     def get_state(
-        self, components: Any = None, *, not_components: Any = None, **kwargs: Any
+        self, components: object = None, *, not_components: object = None, **kwargs: Any
     ) -> dict[str, dict[str, bytes]]:
         """Returns the files of a checkpoint, by name.
 
@@ -371,7 +374,7 @@ class BaseAlgorithm(Algorithm):
                 file.write_bytes(content)
             self.load_checkpoint(folder)
 
-    def save_to_path(self, path: Any = None, **kwargs: Any) -> str:
+    def save_to_path(self, path: str | Path | None = None, **kwargs: Any) -> str:
         """Saves a checkpoint in the folder `path`, by default a new one; returns the folder.
 
         Raises:
@@ -384,7 +387,7 @@ class BaseAlgorithm(Algorithm):
         self.save_checkpoint(str(folder))
         return str(folder)
 
-    def restore_from_path(self, path: Any, **kwargs: Any) -> None:
+    def restore_from_path(self, path: str | Path | None, **kwargs: Any) -> None:
         """Resumes from a folder of `save_to_path` or `save_checkpoint`, with the same config.
 
         Raises:
@@ -396,7 +399,7 @@ class BaseAlgorithm(Algorithm):
         self.load_checkpoint(str(path))
 
     @classmethod
-    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def from_checkpoint(cls, path: object, *args: object, **kwargs: Any) -> NoReturn:
         """Always refuses: a checkpoint has no config, because nothing is pickled and a config contains functions.
 
         Raises:
@@ -408,11 +411,11 @@ class BaseAlgorithm(Algorithm):
             "`rlvlm resume DIR`",
         )
 
-    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> Any:
+    def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
         """Returns the trained networks as an `RLModule`; None for another name than the default."""
         learners: Any = self.learner_group  # RLlib's types want a function of two
 
-        def module(learner: Any) -> Any:
+        def module(learner: TorchLearner) -> RLModule | None:
             return learner.module[module_id] if module_id in learner.module else None
 
         return next(iter(learners.foreach_learner(module))).get()
@@ -445,7 +448,7 @@ class BaseRunner(EnvRunner):
     config: Any
     env: Any
 
-    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: object) -> None:
         super().__init__(config=config, worker_index=worker_index)
         if worker_index > 0:
             start_heartbeat()

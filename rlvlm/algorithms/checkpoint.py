@@ -142,7 +142,7 @@ class TreeWriter:
                 shutil.rmtree(left, ignore_errors=True)
             self.partial.mkdir(parents=True)
 
-    def write(self, tree: dict[str, Any], kind: str, meta: Mapping[str, Any], owner: Any = None) -> None:
+    def write(self, tree: dict[str, Any], kind: str, meta: Mapping[str, Any], owner: object = None) -> None:
         """Writes `tree`, and kind and arguments of the policy's network.
 
         Stored images of envs that cannot draw their past again are written with it if the tree has their snapshots; of
@@ -219,7 +219,7 @@ class TreeWriter:
             raise
 
 
-def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: Any = None) -> None:
+def save_tree(folder: Path, tree: dict[str, Any], policy: PolicyFile, owner: object = None) -> None:
     """Writes `tree` and the policy into `folder`, atomically, see `TreeWriter`.
 
     Raises:
@@ -415,7 +415,7 @@ def _flatten(node: Any, path: str, arrays: "dict[str, np.ndarray]") -> Any:
     return node
 
 
-def _unflatten(node: Any, arrays: Any) -> Any:
+def _unflatten(node: Any, arrays: Mapping[str, "np.ndarray"]) -> Any:
     """Rebuilds the tree from `_flatten`'s results; tuples become lists."""
     if isinstance(node, list):
         return [_unflatten(value, arrays) for value in node]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayError
 from ray.experimental.internal_kv import _internal_kv_put, internal_kv_get_gcs_client
 
@@ -77,10 +78,10 @@ class _Watch:
     """State of an actor's process while it is waited for."""
 
     def __init__(self) -> None:
-        self._beat: list[Any] | None = None
+        self._beat: tuple[str, int, int] | None = None
         self._silent_s = self._still_s = 0.0
 
-    def look(self, beat: list[Any] | None, passed_s: float, max_still_s: float | None) -> Lost | None:
+    def look(self, beat: tuple[str, int, int] | None, passed_s: float, max_still_s: float | None) -> Lost | None:
         """Returns the fault of the process whose newest heartbeat is `beat`, `passed_s` seconds after the last check;
         None if it is healthy.
         """
@@ -153,7 +154,7 @@ class StoppedActors:
         self._watches: dict[str, _Watch] = {}
         self._last = time.monotonic()
 
-    def end(self, actors: Mapping[str, Any]) -> dict[str, Lost]:
+    def end(self, actors: Mapping[str, ActorHandle]) -> dict[str, Lost]:
         """Ends stopped actors and returns their faults by name; `actors` are those running now.
 
         Checks at most once a second; in between it returns at once.
@@ -196,7 +197,7 @@ class Replacements:
         """Records that process `number` has returned a result."""
         self._replaced.discard(number)
 
-    def replace(self, number: int, actor: Any, lost: Lost) -> None:
+    def replace(self, number: int, actor: ActorHandle, lost: Lost) -> None:
         """Warns that process `number` is lost and ends it if it still exists; Ray restarts it.
 
         Raises:
@@ -220,7 +221,7 @@ def _actor_of(call: ray.ObjectRef) -> str:
     return call.task_id().actor_id().hex()
 
 
-def _heartbeats(actor_ids: Iterable[str]) -> dict[str, list[Any]]:
+def _heartbeats(actor_ids: Iterable[str]) -> dict[str, tuple[str, int, int]]:
     """Returns each process's location, newest heartbeat number and progress by actor, of those that have sent any; in
     one call to Ray's head for all.
     """
@@ -229,4 +230,4 @@ def _heartbeats(actor_ids: Iterable[str]) -> dict[str, list[Any]]:
         found = head.internal_kv_multi_get([actor_id.encode() for actor_id in actor_ids], _NAMESPACE.encode())
     except RayError:
         return {}
-    return {key.decode(): json.loads(content) for key, content in found.items() if content}
+    return {key.decode(): tuple(json.loads(content)) for key, content in found.items() if content}

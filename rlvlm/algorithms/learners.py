@@ -25,6 +25,7 @@ from rlvlm.core.errors import MachineError, RunError, first_line, is_out_of_memo
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.pixels import PIXELS
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
+from rlvlm.policies.protocol import Policy
 from rlvlm.vlms.devices import follow_ray, pick_device
 
 Learner = TypeVar("Learner")
@@ -38,13 +39,13 @@ _LAST_WORDS_S = 5.0
 class ManualLearner(TorchLearner):
     """A learner that gets its data from the algorithm, and takes its own steps."""
 
-    def configure_optimizers_for_module(self, module_id: str, config: Any = None) -> None:
+    def configure_optimizers_for_module(self, module_id: str, config: object = None) -> None:
         """Registers nothing: the learner's own optimiser takes the steps."""
 
     def _make_modules_ddp_if_necessary(self) -> None:
         """Does nothing: `add_up_gradients` sums gradients, so that shares may be uneven; RLlib's wrapper averages."""
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+    def compute_loss_for_module(self, *, module_id: str, config: object, batch: object, fwd_out: object) -> Tensor:
         """Refuses RLlib's own path from episodes to a loss, which our learners do not use.
 
         Raises:
@@ -136,7 +137,7 @@ class Learners(Generic[Learner]):
                 raise self._failure
         return [answers[number] for number in sorted(answers)]
 
-    def _cause(self, answers: Mapping[int, Any], processes: Mapping[int, str]) -> Exception:
+    def _cause(self, answers: Mapping[int, object], processes: Mapping[int, str]) -> Exception:
         """Returns the error of failed learners: that of one that is gone, else of the first that raised."""
         others = "; the others were ended" if len(processes) > 1 else ""
         for number, answer in answers.items():
@@ -160,16 +161,16 @@ class Learners(Generic[Learner]):
         failure.__cause__ = error
         return failure
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: object) -> Any:
         """Calls `method` on all learners and returns the result of the first."""
         return self.call_all(method, *arguments, first_alone=True)[0]
 
-    def begin_as(self, policy: Any, bucket_bytes: int) -> None:
+    def begin_as(self, policy: Policy, bucket_bytes: int) -> None:
         """Gives actors the weights of `policy`, including fresh adapters; the local learner has them already."""
         if self.local is None:
             self.call_all("take_weights", put_buckets(policy.trained_state(), bucket_bytes), policy.meta())
 
-    def sync_to(self, policy: Any, bucket_bytes: int) -> list[Bucket]:
+    def sync_to(self, policy: Policy, bucket_bytes: int) -> list[Bucket]:
         """Gives `policy` the weights of learners that are actors, bucket by bucket, and returns the buckets, which
         engines may read too.
         """
@@ -181,7 +182,10 @@ class Learners(Generic[Learner]):
         return buckets
 
 
-def _call(learner: Any, method: str, arguments: Sequence[Any], pixels: Any, first_alone: bool = False) -> Any:
+def _call(
+    learner: ManualLearner, method: str, arguments: Sequence[ray.ObjectRef], pixels: ray.ObjectRef | None,
+    first_alone: bool = False,
+) -> object:  # fmt: skip
     """Runs in a learner's actor: returns the method's result, or the exception that it raised. It keeps only the newest
     images of `PixelStore.pack`.
 
@@ -291,7 +295,7 @@ def largest(count: int) -> int:
     """Returns the maximum of all learners' `count`."""
     if not _are_several():
         return count
-    counts: list[Any] = [None] * distributed.get_world_size()
+    counts = [count] * distributed.get_world_size()
     distributed.all_gather_object(counts, count)
     return max(counts)
 
@@ -304,6 +308,6 @@ def map_sharded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], list[Ans
     # shares are equally long, so that learners that gather weights together call the policy equally often: some rows
     # are computed twice, and the surplus of the last share is cut off
     size = -(-len(rows) // count)
-    parts: list[Any] = [None] * count
+    parts: list[list[Answer]] = [[]] * count
     distributed.all_gather_object(parts, compute([rows[(rank * size + k) % len(rows)] for k in range(size)]))
     return [answer for part in parts for answer in part][: len(rows)]

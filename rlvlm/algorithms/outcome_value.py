@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -98,7 +97,7 @@ class OutcomeValue(Stateful):
             return torch.stack([head(scaled)[:, 0].sigmoid() for head in self._network]).numpy()
 
     def learn(
-        self, episodes: Sequence[FloatArray], outcomes: NDArray[Any], rates: tuple[float, float] = (0.0, 0.0)
+        self, episodes: Sequence[FloatArray], outcomes: FloatArray, rates: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         """Adds episodes, if any, drops the oldest ones, and trains for one round.
 
@@ -178,9 +177,7 @@ class OutcomeValue(Stateful):
         self._outcomes, self._lengths, self._features = (np.array(value) for value in state["memory"])
 
 
-def td_targets(
-    outcomes: NDArray[Any], lengths: IntArray, values: NDArray[Any], gamma: float, lam: float
-) -> NDArray[Any]:
+def td_targets(outcomes: FloatArray, lengths: IntArray, values: FloatArray, gamma: float, lam: float) -> FloatArray:
     """Returns [K, M], the lambda-return of each of M turns, of episodes that are paid their outcome after their last
     turn and nothing before.
 

@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlvlm.algorithms.heartbeat import Lost, Replacements, ended
 from rlvlm.core.errors import MachineError
+from rlvlm.core.steps import FloatArray
 from rlvlm.envs.pixels import PIXELS
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LocalRunnerGroup(Generic[Sample]):
         self._runner = runner
         self._turn: Mapping[str, Any] = {}
 
-    def start(self, turn: Mapping[str, Any], values: Any = None) -> None:  # noqa: ARG002 - it has the policy itself
+    def start(self, turn: Mapping[str, Any], values: ray.ObjectRef | None = None) -> None:  # noqa: ARG002 - it has the policy itself
         """Stores the turn that `collect` will act."""
         self._turn = turn
 
@@ -86,7 +86,7 @@ class RemoteRunnerGroup(Generic[Sample]):
     def __init__(
         self,
         group: EnvRunnerGroup,
-        weights: Callable[[], NDArray[Any]],
+        weights: Callable[[], FloatArray],
         join: Callable[[Sequence[Sample]], Sample],
         max_still_s: float | None,
         revival_s: float,
@@ -96,13 +96,13 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._weights = weights
         self._join = join
         self._turn: Mapping[str, Any] = {}
-        self._values: Any = None
+        self._values: ray.ObjectRef | None = None
         self._calls: dict[ray.ObjectRef, int] = {}
         """Runner that each of the turn's calls went to."""
         self._restarts = self._num_empty = 0
         self._replacements = Replacements("env runner", "--algo.env-runners")
 
-    def start(self, turn: Mapping[str, Any], values: Any = None) -> None:
+    def start(self, turn: Mapping[str, Any], values: ray.ObjectRef | None = None) -> None:
         """Makes every runner act the turn; returns at once.
 
         Args:
@@ -177,7 +177,7 @@ class RemoteRunnerGroup(Generic[Sample]):
             if not is_there:
                 raise MachineError(f"env runner {index} was lost as soon as it had started", "rlvlm doctor  (memory)")
 
-    def _send(self, indices: Sequence[int], method: str, **arguments: Any) -> dict[ray.ObjectRef, int]:
+    def _send(self, indices: Sequence[int], method: str, **arguments: object) -> dict[ray.ObjectRef, int]:
         """Calls a method of some runners; returns the calls, with the runner that each went to."""
         # RLlib's own calls wait without checking the actors
         actors = self._group._worker_manager.actors()
@@ -202,7 +202,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._restarts += 1  # counted even if it fails: no two attempts may have the same random numbers
         return self._call_runner(index, "begin", restart=self._restarts)
 
-    def _call_runner(self, index: int, method: str, **arguments: Any) -> bool:
+    def _call_runner(self, index: int, method: str, **arguments: object) -> bool:
         """Calls a method of one runner; returns whether it still exists."""
         return index in self._answers(self._send([index], method, **arguments))
 
@@ -237,7 +237,7 @@ def check_places(num_runners: int, cpus_each: float) -> None:
         )
 
 
-def _call(runner: Any, method: str, **arguments: Any) -> Any:
+def _call(runner: Any, method: str, **arguments: object) -> object:
     """Runs in the actor: returns the method's result and the images stored meanwhile, for the caller to store, or the
     exception that it raised.
 
@@ -252,7 +252,7 @@ def _call(runner: Any, method: str, **arguments: Any) -> Any:
         return error
 
 
-def _writable(tree: Any) -> Any:
+def _writable(tree: object) -> Any:
     """Returns `tree` with copies of its arrays: arrays from Ray are read-only, and envs continue from theirs."""
     if isinstance(tree, dict):
         return {key: _writable(value) for key, value in tree.items()}

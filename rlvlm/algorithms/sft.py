@@ -16,12 +16,14 @@ from rlvlm.algorithms.learners import add_up_gradients, all_reduce, largest, loc
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_preferences import SegmentPairs, losses_of_rows, preference_loss
 from rlvlm.algorithms.sharding import clip_gradients, is_sharded, load_optimizer_tree, optimizer_tree
-from rlvlm.core.episodes import IntArray
+from rlvlm.core.episodes import IntArray, TokenEpisode
 from rlvlm.core.errors import NumericsError, UsageError
 from rlvlm.core.progress import count_progress
 from rlvlm.core.state import Stateful
 from rlvlm.demonstrations.weighting import Weights
+from rlvlm.envs.env import Env
 from rlvlm.policies.protocol import Imitation, Policy
+from rlvlm.policies.vla.policy import Demonstrations
 from rlvlm.vlms.devices import gradient_settings
 
 _RECENT = 10
@@ -59,8 +61,8 @@ class Imitator(Stateful):
     def __init__(  # noqa: PLR0913 - all that a supervised start depends on
         self,
         policy: Policy,
-        env: Any,
-        shown: Any,
+        env: Env,
+        shown: Sequence[TokenEpisode] | Demonstrations,
         sft: ReplySFTConfig | ChunkSFTConfig,
         rng: np.random.Generator,
         log: Callable[[str], None],

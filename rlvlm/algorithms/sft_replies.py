@@ -21,7 +21,7 @@ from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert, acting
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
-from rlvlm.policies.protocol import Imitation
+from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import Engine
 
@@ -92,7 +92,7 @@ def split(episodes: Sequence[TokenEpisode], share: float) -> tuple[list[TokenEpi
 
 @torch.no_grad()
 def held_out_loss(
-    policy: ReplyPolicy, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig,
+    policy: Policy, env: TurnEnv, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig,
     at_once: Callable[[Tensor, Imitation], list[Tensor]] = lambda units, _: [units],
 ) -> float:  # fmt: skip
     """Returns the loss per turn of held-out episodes, NaN if the policy can use none. With an action head it is that of

@@ -23,12 +23,13 @@ from torch import Tensor, distributed, nn
 
 from rlvlm.core.errors import UsageError
 from rlvlm.policies.buckets import Bucket, Content, write_buckets
+from rlvlm.policies.protocol import Policy
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.blocks import blocks_of
 from rlvlm.vlms.skeleton import Pending, pending
 
 
-def shard(policy: Any, compute_dtype: torch.dtype | None) -> None:
+def shard(policy: Policy, compute_dtype: torch.dtype | None) -> None:
     """Leaves each learner its slice of `policy`'s weights; all learners call it, with equal policies.
 
     If the policy was built within `vlms.skeleton.skeletons`, each learner reads only its slices from the model's files.
@@ -81,7 +82,7 @@ def _read(policy: nn.Module, waiting: Sequence[Pending], device: torch.device) -
     """
     for weight in waiting:
         (module, name), *_ = weight.owners
-        shape: Any = getattr(module, name)
+        shape: Tensor = getattr(module, name)
         value = nn.Parameter(torch.empty_like(shape, device=device), requires_grad=shape.requires_grad)
         own = local(value.detach())
         if weight.source is None:
@@ -109,7 +110,7 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if is_sharded([tensor]) else tensor
 
 
-def rejoined(part: Tensor, like: Any) -> Any:
+def rejoined(part: Tensor, like: Any) -> Tensor:
     """Turns `part`, as returned by `local`, back into a slice like `like`; unchanged if `like` is no slice."""
     if is_sharded([part]) or not is_sharded([like]):
         return part

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlvlm.core import metrics
 from rlvlm.core.state import Stateful
+from rlvlm.core.steps import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class RewardSignalMonitor(Stateful):
         self._is_settled = False
         """Whether the rewards differ, or a warning was given."""
 
-    def check(self, given: Mapping[str, NDArray[Any]], num_ended: int) -> None:
+    def check(self, given: Mapping[str, FloatArray], num_ended: int) -> None:
         """Warns, once, if all rewards are equal.
 
         Args:

@@ -50,7 +50,7 @@ NonNegativeFloat = Annotated[float, Bound(">= 0")]
 Share = Annotated[float, Bound("[0, 1]")]
 
 
-def check_bounds(config: Any, section: str) -> None:
+def check_bounds(config: object, section: str) -> None:
     """Raises ValueError unless every number of a config, without its sections, keeps the bounds of its type, and every
     setting has what it needs.
     """

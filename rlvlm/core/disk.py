@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rlvlm.core.errors import UsageError
 
@@ -73,7 +73,7 @@ def write_whole(path: Path, content: str | bytes, *, is_synced: bool = True) -> 
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Writes a JSON file in one move, indented for readers."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
 

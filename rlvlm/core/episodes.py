@@ -244,7 +244,7 @@ class TokenEpisode:
     """T arrays [N] that mark the elements of the action; all others are a thought. Empty for all."""
     chunks: tuple[FloatArray, ...] = ()
     """T chunks [L, A] in the env's units; empty for replies."""
-    extras: Mapping[str, tuple[NDArray[Any], ...]] = field(default_factory=dict)
+    extras: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
     """By name T numbers, or T arrays [N], which the author of an env or a policy adds for a custom loss."""
     values: FloatArray
     """[T] a critic's values before each answer; 0 without a critic."""

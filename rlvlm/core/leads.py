@@ -73,7 +73,7 @@ def find_leads(config: Any, prefix: str = "") -> Iterator[Leading]:
                 yield Leading(name, kind, leaf)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     """Yields `value`, or everything inside of it if it is a list or a mapping."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
@@ -91,7 +91,7 @@ def _kinds(config: type) -> dict[str, Lead | None]:
     return {field.name: next(marks(hints[field.name], Lead), None) for field in fields(config)}
 
 
-def marks(hint: Any, kind: type[Mark]) -> Iterator[Mark]:
+def marks(hint: object, kind: type[Mark]) -> Iterator[Mark]:
     """Yields what a type is annotated with that is of a kind; it may stand inside of a union, a tuple or a mapping."""
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, kind))
     for inner in typing.get_args(hint):

@@ -26,7 +26,7 @@ def is_reference(name: str, setting: str = "") -> bool:
 
 def find_registered(
     name: str, registry: Mapping[str, Registered], setting: str, decorator: str,
-    function_of: Callable[[Registered], Any] = lambda registered: registered, takes: tuple[str, ...] = (),
+    function_of: Callable[[Registered], object] = lambda registered: registered, takes: tuple[str, ...] = (),
 ) -> Registered:  # fmt: skip
     """Returns the entry of `registry` under `name`, or for `module:FUNCTION` the entry that its decorator registered.
 
@@ -59,7 +59,7 @@ def find_registered(
     return registry[name]
 
 
-def needed_parameters(function: Callable[..., Any]) -> list[str]:
+def needed_parameters(function: Callable[..., object]) -> list[str]:
     """Returns the names of a function's positional parameters without defaults."""
     parameters = inspect.signature(function).parameters.values()
     by_position = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
@@ -70,7 +70,7 @@ def needed_parameters(function: Callable[..., Any]) -> list[str]:
     ]
 
 
-def check_call(function: Callable[..., Any], what: str, *by_position: str, by_name: tuple[str, ...] = ()) -> None:
+def check_call(function: Callable[..., object], what: str, *by_position: str, by_name: tuple[str, ...] = ()) -> None:
     """Raises unless a function accepts these arguments, an error that would otherwise occur hours later or elsewhere.
 
     Args:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import Lead, Leading, find_leads
@@ -39,7 +38,7 @@ def foreign_code(names: Iterable[str]) -> list[str]:
     return [name for name in names if ":" in (bare := name.removeprefix(GYMNASIUM)) and not _OWN.fullmatch(bare)]
 
 
-def names_of(*configs: Any) -> tuple[list[str], dict[str, str]]:
+def names_of(*configs: object) -> tuple[list[str], dict[str, str]]:
     """Returns what config trees refer to outside of their folder: code outside of rlvlm, and all else by setting.
 
     A model is one of them where its name is a folder of this machine, not where it is a name on the hub. A key in its

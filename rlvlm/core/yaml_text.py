@@ -43,7 +43,7 @@ for kind in (_Loader, _Dumper):
     kind.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
-def write_yaml(value: Any) -> str:
+def write_yaml(value: object) -> str:
     """Returns the text of plain values, in their order, for `read_yaml`."""
     # wide enough that each value, even a long goal, is one line: settings are commented at the end of lines
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000)

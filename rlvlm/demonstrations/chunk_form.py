@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.steps import Frames
@@ -86,7 +85,7 @@ def kept_images(folder: DemonstrationFolder, record: EpisodeRecord) -> Frames:
 
 def is_whole(record: EpisodeRecord, form: ChunkForm) -> bool:
     """Returns whether an episode's arrays have the shapes stated in its folder, and finite numbers."""
-    arrays: Mapping[str, NDArray[Any]] = record.arrays
+    arrays: Mapping[str, np.ndarray] = record.arrays
     if not {"proprio", "actions", "pictures" if form.image_px else "snapshots"} <= arrays.keys():
         return False
     if not all(np.issubdtype(arrays[name].dtype, np.floating) for name in ("proprio", "actions")):

@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.episodes import Turn
 from rlvlm.core.errors import UsageError
@@ -307,7 +306,7 @@ def _play_chunks(
 
 
 def _record(
-    slot: Slot, task: str, name: str, player: str, steps: tuple[StepRecord, ...], arrays: Mapping[str, NDArray[Any]]
+    slot: Slot, task: str, name: str, player: str, steps: tuple[StepRecord, ...], arrays: Mapping[str, np.ndarray]
 ) -> EpisodeRecord:
     """Returns the episode that ended in `slot`, as played by `name`; of turns with `steps`."""
     return EpisodeRecord(

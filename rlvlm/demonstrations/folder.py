@@ -127,7 +127,7 @@ class DemonstrationFolder:
             while line := lines.readline(MAX_JSON_BYTES):  # an endless line is split into damaged parts
                 try:
                     found = parse_json(line)
-                    arrays: dict[str, NDArray[Any]] = {}
+                    arrays: dict[str, np.ndarray] = {}
                     if found["arrays"]:
                         if not _ID.fullmatch(str(found["id"])):  # lines are untrusted: the id could name any file
                             raise CorruptRecord("its id cannot name a file")

@@ -68,7 +68,7 @@ Choose = Callable[[Any, float], Any]
 """Function from an observation and the progress so far to an answer; None if the player cannot play this env."""
 
 
-def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
+def players(env: Env) -> dict[str, Callable[[int], Episode | None]]:
     """Returns the players of `env`, random and scripted; each plays one episode of a seed, or returns None."""
     names = {StepEnv: ("random play", "its script"), ChunkEnv: ("random", "script"), TurnEnv: ("random", "expert")}
     random, script = next(pair for kind, pair in names.items() if isinstance(env, kind))
@@ -79,7 +79,7 @@ def players(env: Env[Any, Any]) -> dict[str, Callable[[int], Episode | None]]:
     return found
 
 
-def player_of(env: Env[Any, Any], seed: int, style: Style, script: Script | None = None) -> Choose:
+def player_of(env: Env, seed: int, style: Style, script: Script | None = None) -> Choose:
     """Returns a player of `env` in that style; the seed decides its random choices, and `script` replaces the own
     script of envs in steps.
     """
@@ -145,7 +145,7 @@ def _turn_player(env: TurnEnv, seed: int, style: Style) -> tuple[Callable[[Any],
     )
 
 
-def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | None = None) -> Episode | None:
+def play(env: Env, seed: int, choose: Choose, after_success: int | None = None) -> Episode | None:
     """Plays one episode with the answers of `choose`; returns None if it has no answer.
 
     Args:
@@ -170,7 +170,7 @@ def play(env: Env[Any, Any], seed: int, choose: Choose, after_success: int | Non
     return record(slot) if slot.is_over or is_left else None
 
 
-def replay(env: Env[Any, Any], seed: int, answers: Iterable[Any]) -> Episode:
+def replay(env: Env, seed: int, answers: Iterable[Any]) -> Episode:
     """Plays the episode of a seed with these answers, in the form that the env takes, until they or the episode end."""
     slot = Slot(env)
     slot.begin(seed)

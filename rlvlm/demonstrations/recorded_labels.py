@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import open_regular
@@ -188,7 +188,7 @@ def _frame_rows(episodes: Iterable[EpisodeProgress], name: str) -> Iterable[dict
             yield {"index": index, "episode_index": episode.episode, "frame_index": frame, name: value}
 
 
-def filled(wanted: NDArray[np.int64], frames: Any, progress: Any) -> NDArray[np.float64]:
+def filled(wanted: NDArray[np.int64], frames: ArrayLike, progress: ArrayLike) -> NDArray[np.float64]:
     """Returns [T], progress at the frames `wanted`: linearly interpolated between those that are known, elsewhere NaN.
 
     Args:

@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ FORMS = ("folder", "videos")
 """Formats of the core; guests may add others."""
 Draw = Callable[[FloatArray, str], Frames]
 """Function from an env's snapshots [N, S] to images [N, H, W, 3], by the named camera; the first camera if empty."""
+Names = Sequence[Sequence[str]]
+"""[T][cameras] digests of images."""
 _SUCCESS = {
     # pandas writes a column of booleans with a gap as `1.0`, `0.0` and nothing
     **dict.fromkeys(("true", "1", "1.0", "yes"), True),
@@ -165,7 +167,7 @@ def recordings_digest(episodes: Iterable[RobotTrajectory | CorruptEpisode]) -> s
     return digest.hexdigest()
 
 
-def _image_names(record: EpisodeRecord) -> Any:
+def _image_names(record: EpisodeRecord) -> Names:
     """Returns [T, cameras] digests of the images, including the last if stored; empty if there are none."""
     if record.has_chunks:
         names = np.asarray(record.arrays.get("pictures", ""))
@@ -174,7 +176,7 @@ def _image_names(record: EpisodeRecord) -> Any:
     return names if all(names) else []
 
 
-def _load_images(folder: DemonstrationFolder, names: Any, place: int, steps: NDArray[np.intp]) -> Frames:
+def _load_images(folder: DemonstrationFolder, names: Names, place: int, steps: NDArray[np.intp]) -> Frames:
     return np.stack([folder.image_store.load(str(names[step][place])) for step in steps.tolist()])[:, None]
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.episodes import Observations, Reply, TokenEpisode
 from rlvlm.envs.env import TurnEnv
@@ -68,7 +67,7 @@ class EpisodeRecord:
     """T steps; empty for chunks."""
     last_pictures: tuple[str, ...] = ()
     """Digests of the images after the last step."""
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays by name: `snapshots` [T + 1, S] for turns. For C chunks: `snapshots` [C + 1, S], before each and at the
     end; `actions` [C, L, A]; `proprio` [C, P]; `steps` [C], the number run of each; `perturbed` [C], True for chunks
     that replaced the player's; instead of snapshots there may be `pictures` [C, cameras], the digests of the images
@@ -90,7 +89,7 @@ def to_json(record: EpisodeRecord) -> dict[str, Any]:
     return asdict(replace(record, arrays={})) | {"arrays": sorted(record.arrays)}
 
 
-def from_json(line: Any, arrays: Mapping[str, NDArray[Any]]) -> EpisodeRecord:
+def from_json(line: Any, arrays: Mapping[str, np.ndarray]) -> EpisodeRecord:
     """Returns the record of a line, with its arrays.
 
     Raises:

@@ -26,7 +26,7 @@ _SPACE = re.compile(r"\s*")
 def read_table(
     file: Path,
     is_wanted: Callable[[str], bool] = lambda _: True,
-    filters: Any = None,
+    filters: pc.Expression | None = None,
     root: Path | None = None,
 ) -> pa.Table:
     """Returns the wanted columns of a Parquet file, and the rows that pass the filters.
@@ -44,7 +44,7 @@ def read_table(
         return _table(stream, is_wanted, filters)
 
 
-def _table(stream: BinaryIO, is_wanted: Callable[[str], bool], filters: Any) -> pa.Table:
+def _table(stream: BinaryIO, is_wanted: Callable[[str], bool], filters: pc.Expression | None) -> pa.Table:
     about, file_bytes = pq.read_metadata(stream), os.fstat(stream.fileno()).st_size
     num_bytes = 0
     for group in map(about.row_group, range(about.num_row_groups)):

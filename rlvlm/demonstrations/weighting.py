@@ -62,7 +62,7 @@ class Weights:
         """Rebuilds weights from the `rows` [M, 3]."""
         return cls(values=rows[:, 0], judged=rows[:, 1], episodes=rows[:, 2].astype(np.int64))
 
-    def at(self, rows: Any) -> "Weights":
+    def at(self, rows: np.ndarray) -> "Weights":
         """Returns the weights of some answers, by indices or a mask [M]."""
         return Weights(**{name: part[rows] if len(part := getattr(self, name)) else part for name in self.__slots__})
 

@@ -76,7 +76,7 @@ class Env(gym.Env[Obs, Act]):
     page: ClassVar[str] = "docs/tasks.md"
     """Documentation page with a complete env of this kind."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
+    def __new__(cls, *_: object, **__: object) -> Self:
         """Refuses a class that lacks methods, before any training; the message names the class's file and them."""
         # Gymnasium's base is not an ABC, so Python itself would instantiate a class with abstract methods
         missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]

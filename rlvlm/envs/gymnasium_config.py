@@ -28,7 +28,7 @@ class GymnasiumConfig(StepEnvConfig):
         return {name: _value(text) for name, text in self.make.items()}
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -255,7 +255,7 @@ class WrappedGymEnv(StepEnv):
         what = f"gym:{self._id} breaks a rule {whose}: {rule}; got {_described(came)}"
         raise UsageError(what, f"{_RULES}; it is written in {place_of(self.source_class)}")
 
-    def _checked(self, name: str, obs: Any) -> FloatArray:
+    def _checked(self, name: str, obs: object) -> FloatArray:
         """Returns the observation [D] of the method `name`; refuses one that contradicts the observation space."""
         wanted = self.inner.observation_space.shape
         try:
@@ -290,7 +290,7 @@ class WrappedGymEnv(StepEnv):
             self._refuse("info['progress'] must be one number", info["progress"], whose="of ours")
         return {"progress": min(max(progress.item(), 0.0), 1.0), "success": success}
 
-    def _numbers(self, key: str, came: Any) -> NDArray[np.float64]:
+    def _numbers(self, key: str, came: object) -> NDArray[np.float64]:
         """Returns the value of `key` in the info: bools or finite numbers of any shape, but no string."""
         array = np.asarray(came)
         if array.size == 0 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
@@ -310,14 +310,14 @@ class DrawnScene:
 
     note = "images are drawn from joint positions, by the env's own renderer and camera"
 
-    def __init__(self, env_id: str, physics: Any, keywords: Mapping[str, Any]) -> None:
+    def __init__(self, env_id: str, physics: mujoco.MjData, keywords: Mapping[str, Any]) -> None:
         self._env_id, self._keywords = env_id, keywords
         self._num_joints, self._num_mocaps = physics.qpos.size, len(physics.mocap_pos)
         self._renderers: dict[int, Env] = {}
 
     def take(self, env: Env) -> FloatArray:
         """Returns [S]: `qpos`, then positions and orientations of the mocap bodies."""
-        physics: Any = getattr(env.unwrapped, "data")  # noqa: B009 - of MuJoCo envs alone, unknown to gym.Env
+        physics: mujoco.MjData = getattr(env.unwrapped, "data")  # noqa: B009 - of MuJoCo envs alone, unknown to gym.Env
         parts = (physics.qpos, physics.mocap_pos.ravel(), physics.mocap_quat.ravel())
         return np.concatenate(parts, dtype=np.float32)
 

@@ -62,7 +62,7 @@ class PixelStore:
         self._entries: dict[bytes, _Entry] = {}
         self._file: IO[bytes] | None = None
         self._end = self._number = 0
-        self._owners: WeakKeyDictionary[Any, _Owner] = WeakKeyDictionary()
+        self._owners: WeakKeyDictionary[object, _Owner] = WeakKeyDictionary()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class PixelStore:
             self._file.seek(entry.begin)
             return self._file.read(entry.size)
 
-    def known(self, arrays: Iterable[Any]) -> frozenset[bytes]:
+    def known(self, arrays: Iterable[object]) -> frozenset[bytes]:
         """Returns the keys of the stored images whose snapshots [..., S] occur in `arrays`."""
         found: set[bytes] = set()
         for array in arrays if self._entries else ():
@@ -146,7 +146,7 @@ class PixelStore:
                 raise ValueError("the kept images are torn")
             self.add(content)
 
-    def pack(self, arrays: Iterable[Any]) -> bytes:
+    def pack(self, arrays: Iterable[object]) -> bytes:
         """Returns the images of the snapshots in `arrays` for another process's `unpack`; empty if there are none."""
         stream = io.BytesIO()
         self.write(stream, self.known(arrays))
@@ -172,15 +172,15 @@ class PixelStore:
             if self._file is not None:
                 self._file.truncate(0)
 
-    def register(self, owner: Any) -> None:
+    def register(self, owner: object) -> None:
         """Registers `owner`: images that it may need are kept until `release` or until it is garbage-collected."""
         self._owners.setdefault(owner, _Owner(frozenset(), 0, 0))
 
-    def release(self, owner: Any) -> None:
+    def release(self, owner: object) -> None:
         """Declares that `owner` needs no images any more."""
         self._owners.pop(owner, None)
 
-    def drop(self, owner: Any, needed: frozenset[bytes]) -> None:
+    def drop(self, owner: object, needed: frozenset[bytes]) -> None:
         """Drops images that no owner's newest checkpoint needs and that were stored before the checkpoint preceding it:
         younger ones may still be viewed, such as the episodes of the last evaluation.
 

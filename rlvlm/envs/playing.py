@@ -23,7 +23,7 @@ class Slot:
         index: index of the slot among those side by side.
     """
 
-    def __init__(self, env: Env[Any, Any], index: int = 0) -> None:
+    def __init__(self, env: Env, index: int = 0) -> None:
         self.env: Any = env
         self.index = index
 

@@ -188,7 +188,7 @@ class ArchiveWriter:
             head = {"version": VERSION, "digest": self.archive.digest} | _facts(self.archive)
             self._write(_HEAD, json.dumps(head, indent=1).encode())
 
-    def add(self, task: str, note: str, rows: Sequence[Any], groups: Sequence[Frames]) -> None:
+    def add(self, task: str, note: str, rows: Sequence[object], groups: Sequence[Frames]) -> None:
         """Adds a task.
 
         Args:

@@ -45,7 +45,7 @@ Player = Callable[[Env[Any, Any], int], Choose]
 
 
 def attempt_items(
-    env: Env[Any, Any], successes: Sequence[Episode], count: int, seed: int, start: Player | None = None
+    env: Env, successes: Sequence[Episode], count: int, seed: int, start: Player | None = None
 ) -> list[Item]:
     """Returns up to `count` attempts of each of `ATTEMPTS`, as videos with the simulator's truth.
 
@@ -72,7 +72,7 @@ def attempt_items(
     return sorted(found, key=lambda item: ATTEMPTS.index(item.case)) + [_video(WITHOUT_OBJECT, each) for each in moved]
 
 
-def _first(env: Env[Any, Any], seed: int) -> int:
+def _first(env: Env, seed: int) -> int:
     return (FIRST_HELD_OUT_STATE + 5_000 if isinstance(env, ChunkEnv) else _FIRST_SEED) + 10_000 * seed
 
 
@@ -89,7 +89,7 @@ def _video(case: str, episode: Episode) -> Item:
     )
 
 
-def _disturbed(env: Env[Any, Any], number: int, choose: Choose, successes: Sequence[Episode]) -> Choose:
+def _disturbed(env: Env, number: int, choose: Choose, successes: Sequence[Episode]) -> Choose:
     """Returns the player with one dimension of its actions held at a random value; of replies, one action replaced.
 
     Only dimensions that successes use are disturbed, in turn: a table ignores five of an arm's seven.
@@ -127,7 +127,7 @@ def _disturbed(env: Env[Any, Any], number: int, choose: Choose, successes: Seque
     return act
 
 
-def _without_object(env: Env[Any, Any], successes: Sequence[Episode], count: int, first: int) -> list[Episode]:
+def _without_object(env: Env, successes: Sequence[Episode], count: int, first: int) -> list[Episode]:
     """Returns up to `count` replays of successes from other starts that left the object behind, and of these the ones
     that end most like their success.
     """
@@ -144,7 +144,7 @@ def _without_object(env: Env[Any, Any], successes: Sequence[Episode], count: int
     return [episode for _, episode in sorted(found, key=lambda pair: pair[0])[:count]]
 
 
-def line_items(env: Env[Any, Any], count: int, seed: int) -> list[Item]:
+def line_items(env: Env, count: int, seed: int) -> list[Item]:
     """Returns about `count` states along lines to the goal as videos, and pairs of them: neighbours, and the goal with
     the last states short of it.
 
@@ -201,7 +201,7 @@ def _worth(episode: Episode, moment: int) -> float:
     return 1.0 if episode.successes[moment] else float(episode.progress[moment])
 
 
-def walk(env: Env[Any, Any], start: int, style: Style, script: Script | None = None) -> Episode | None:
+def walk(env: Env, start: int, style: Style, script: Script | None = None) -> Episode | None:
     """Returns the episode of the env's script, or of `script` for envs in steps, one step after the other, also in
     chunks, continued beyond its success by its last motion; None if there is no script.
     """

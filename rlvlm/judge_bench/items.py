@@ -4,7 +4,7 @@ episodes. Images stay references: snapshots, which are drawn when they are asked
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,7 +252,7 @@ def video_items(episodes: Sequence[Episode], count: int, *, is_cut: bool = True)
     return [item for items in found.values() for item in items]
 
 
-def turn_items(env: Env[Any, Any], episodes: Sequence[Episode], count: int, rng: np.random.Generator) -> list[Item]:
+def turn_items(env: Env, episodes: Sequence[Episode], count: int, rng: np.random.Generator) -> list[Item]:
     """Returns up to `count` turns or chunks that came nearer to the goal, and as many that led away from it."""
 
     def name_of(reply: str) -> str:

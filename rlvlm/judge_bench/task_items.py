@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +119,7 @@ def _line_items(task: str, config: EnvConfig, count: int, seed: int) -> list[Ite
         return line_items(env, count, seed)
 
 
-def _hacked_item(env: Env[Any, Any], episode: HackedEpisode) -> Item:
+def _hacked_item(env: Env, episode: HackedEpisode) -> Item:
     """Returns the item of an episode that has fooled a judge.
 
     Raises:
@@ -279,7 +278,7 @@ def _by_reward(episodes: Sequence[Episode]) -> list[Episode]:
     ]
 
 
-def _play(env: Env[Any, Any], suite: Suite, seed: int, rng: np.random.Generator) -> list[Episode]:
+def _play(env: Env, suite: Suite, seed: int, rng: np.random.Generator) -> list[Episode]:
     """Plays the suite's episodes in all styles; at random if neither a script nor the suite's player plays."""
     # no state that a run or a small model has trained on, or the bench would measure memory
     first = (FIRST_HELD_OUT_STATE if isinstance(env, ChunkEnv) else FIRST_SEED) + 10_000 * seed

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
@@ -15,6 +15,8 @@ GATHER_S = 0.002
 Kind = Literal["score", "compare"]
 Item = Clip | Query
 Answer = Score | Verdict
+Ask = Callable[[Kind, list[Item]], Awaitable[Sequence[Answer]]]
+T = TypeVar("T")
 
 
 def num_images(item: Item) -> int:
@@ -35,12 +37,7 @@ class Batches:
         in_flight: batches at a time, >= 1.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[Kind, list[Any]], Awaitable[Sequence[Answer]]],
-        limit: Callable[[], Awaitable[int]],
-        in_flight: int,
-    ) -> None:
+    def __init__(self, ask: Ask, limit: Callable[[], Awaitable[int]], in_flight: int) -> None:
         self._ask, self._limit, self._in_flight = ask, limit, in_flight
         self._here = PerProcess(self._start)
 
@@ -59,10 +56,10 @@ class Batches:
         line = self._here()
         return _answers(await line.loop.on_loop(line.outcomes(kind, items))) if items else []
 
-    def call(self, work: Callable[[], Awaitable[Any]]) -> Any:
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
         """Runs `work` on the loop of this process and returns its result."""
 
-        async def awaited() -> Any:
+        async def awaited() -> T:
             return await work()
 
         return self._here().loop.run(awaited())
@@ -74,7 +71,7 @@ class Batches:
 class _Line:
     """Questions that wait in one process; everything but `loop` is used on the loop alone."""
 
-    def __init__(self, ask: Callable[..., Any], limit: Callable[[], Awaitable[int]], in_flight: int) -> None:
+    def __init__(self, ask: Ask, limit: Callable[[], Awaitable[int]], in_flight: int) -> None:
         self.loop = LoopThread("judge")
         self._ask, self._limit = ask, limit
         self._max_images = 0

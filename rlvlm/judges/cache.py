@@ -37,7 +37,7 @@ class CachedJudge:
         self.store = store
         self._show = show
         self._lock = Lock()
-        self._asked: dict[str, Future[Any]] = {}
+        self._asked: dict[str, Future[Verdict | Score]] = {}
         """Answers that some thread waits for, by key."""
         self.hits = 0
         """Questions answered from the store."""
@@ -59,7 +59,7 @@ class CachedJudge:
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         return self._answer(clips, self._judge.score)
 
-    def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Any]]) -> list[Any]:
+    def _answer(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
         if not items:
             return []
         stamp, store = self.stamp, self.store
@@ -121,7 +121,7 @@ class _Keeper:
         self._questions = [question for question, _ in described]
         # an answer whose images are missing could not be inspected later
         self._images = pool.submit(store.keep_images, [image for _, images in described for image in images])
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, Verdict | Score] = {}
         self._waiting: SimpleQueue[int] = SimpleQueue()
         self._writes: list[Future[None]] = []
 
@@ -131,7 +131,7 @@ class _Keeper:
         self._waiting.put(index)
         self._writes.append(self._pool.submit(self._write))
 
-    def finish(self, answers: Sequence[Any]) -> list[Any]:
+    def finish(self, answers: Sequence[Verdict | Score]) -> list[Verdict | Score]:
         """Returns the answers [N] as they were kept, once all are on disk, those that nobody told as well.
 
         Raises:

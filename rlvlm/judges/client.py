@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.judging import Clip, Query, Score
+from rlvlm.core.judging import Clip, Query, Score, Verdict
 from rlvlm.core.steps import Frames
-from rlvlm.judges.batching import Batches, Kind
+from rlvlm.judges.batching import Batches, Item, Kind
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.http import HttpJudge
@@ -23,6 +25,10 @@ from rlvlm.judges.prompts import check_goal
 
 LOCAL_IMAGES = 256
 """Maximum images of a batch that a judge in this process is asked at once."""
+ClipImages = Frames | Sequence[ArrayLike | Image.Image]
+"""Images of a clip: [L, H, W, 3] or [H, W, 3] of uint8, or a list of images."""
+Clips = Sequence[Clip | ClipImages]
+Pairs = Sequence[Query | tuple[ClipImages, ClipImages]]
 
 
 class Scores(NamedTuple):
@@ -86,7 +92,7 @@ class Judge:
             judge = JudgeConfig(backend=judge, **settings)
         asked = build_judge(judge) if isinstance(judge, JudgeConfig) else judge
 
-        async def ask(kind: Kind, items: list[Any]) -> Sequence[Any]:
+        async def ask(kind: Kind, items: list[Item]) -> Sequence[Verdict | Score]:
             return await asyncio.to_thread(getattr(asked, kind), items)
 
         async def limit() -> int:
@@ -97,7 +103,7 @@ class Judge:
         self._batches = Batches(ask, limit, in_flight=1)  # few judges can be asked from two threads
         return self
 
-    def score(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> Scores:
+    def score(self, clips: Clips, goal: str | Sequence[str] = "") -> Scores:
         """Returns how much of its goal each clip reaches by its end.
 
         Args:
@@ -111,16 +117,16 @@ class Judge:
         """
         return Scores.of(self.ask_clips(clips, goal)[1])
 
-    async def score_async(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> Scores:
+    async def score_async(self, clips: Clips, goal: str | Sequence[str] = "") -> Scores:
         """Returns what `score` does, without blocking the caller's event loop."""
         return Scores.of(await self._batches.on_loop("score", _clips(clips, goal)))
 
-    def ask_clips(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> tuple[list[Clip], list[Score]]:
+    def ask_clips(self, clips: Clips, goal: str | Sequence[str] = "") -> tuple[list[Clip], list[Score]]:
         """Returns the clips as they were asked about, and the whole answers; see `score`."""
         asked = _clips(clips, goal)
         return asked, self._batches.run("score", asked)
 
-    def compare(self, pairs: Sequence[Any], goal: str | Sequence[str] = "") -> Choices:
+    def compare(self, pairs: Pairs, goal: str | Sequence[str] = "") -> Choices:
         """Returns which side of each pair is nearer to its goal; raises as `score`.
 
         Args:
@@ -129,17 +135,17 @@ class Judge:
         """
         return _choices(self._batches.run("compare", _queries(pairs, goal)))
 
-    async def compare_async(self, pairs: Sequence[Any], goal: str | Sequence[str] = "") -> Choices:
+    async def compare_async(self, pairs: Pairs, goal: str | Sequence[str] = "") -> Choices:
         """Returns what `compare` does, without blocking the caller's event loop."""
         return _choices(await self._batches.on_loop("compare", _queries(pairs, goal)))
 
 
-def _choices(answers: Sequence[Any]) -> Choices:
+def _choices(answers: Sequence[Verdict]) -> Choices:
     labels = [None if answer.label is None else str(answer.label) for answer in answers]
     return Choices(labels, [str(answer.status) for answer in answers])
 
 
-def _clips(clips: Sequence[Any], goal: str | Sequence[str]) -> list[Clip]:
+def _clips(clips: Clips, goal: str | Sequence[str]) -> list[Clip]:
     goals = _goals(goal, len(clips))
     return [
         clip if isinstance(clip, Clip) else Clip(goal=_checked(goal), frames=as_frames(clip))
@@ -147,7 +153,7 @@ def _clips(clips: Sequence[Any], goal: str | Sequence[str]) -> list[Clip]:
     ]
 
 
-def _queries(pairs: Sequence[Any], goal: str | Sequence[str]) -> list[Query]:
+def _queries(pairs: Pairs, goal: str | Sequence[str]) -> list[Query]:
     goals = _goals(goal, len(pairs))
     return [
         pair
@@ -172,7 +178,7 @@ def _checked(goal: str) -> str:
         raise UsageError(f"the judge needs a goal: {error}", 'say it: goal="open the drawer"') from error
 
 
-def as_frames(clip: Any) -> Frames:
+def as_frames(clip: ClipImages) -> Frames:
     """Returns a clip as [L, H, W, 3] uint8.
 
     Args:

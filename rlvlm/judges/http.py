@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import rlvlm
 from rlvlm.core.errors import JudgeUnavailable, ModelUnavailable, UnsupportedQuestion, first_line
 from rlvlm.core.judging import Clip, Label, Query, Score, Stamp, Status, Verdict
+from rlvlm.core.steps import Frames
 from rlvlm.judges.batching import Answer, Batches, Item, Kind
 from rlvlm.vlms.chats import Refused
 from rlvlm.vlms.engines.http_client import Proxy, make_http_client
@@ -131,7 +132,7 @@ class HttpJudge:
         except ModelUnavailable as error:
             raise JudgeUnavailable(str(error), error.fix) from error
 
-    async def _ask(self, kind: Kind, items: list[Any]) -> list[Answer]:
+    async def _ask(self, kind: Kind, items: list[Item]) -> list[Answer]:
         facts = await self._learn()
         route, field = _ROUTES[kind]
         # in a thread: the loop goes on for the other requests
@@ -181,7 +182,7 @@ class HttpJudge:
                 raise JudgeUnavailable(what, _OWN_FIX)
             await asyncio.sleep(wait_s)
 
-    def _refusal(self, status: int, reason: str, said: Any) -> Exception:
+    def _refusal(self, status: int, reason: str, said: object) -> Exception:
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return JudgeUnavailable(f"{self._url} does not accept this token", _OWN_FIX)
         if status == HTTPStatus.NOT_FOUND:
@@ -219,7 +220,7 @@ def _question(item: Item) -> dict[str, Any]:
     return {"goal": item.goal, **asked}
 
 
-def _image(frame: Any) -> str:
+def _image(frame: Frames) -> str:
     return base64.b64encode(to_png(frame)).decode()
 
 

@@ -67,7 +67,7 @@ class _FunctionRater:
 
     traits, sees_goal_images = "", False
 
-    def __init__(self, reference: str, function: Callable[..., Any]) -> None:
+    def __init__(self, reference: str, function: Callable[..., object]) -> None:
         self._reference = reference
         self._function = function
         # answers are cached by revision: a changed function must not be answered from memory

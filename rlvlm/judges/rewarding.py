@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Status
-from rlvlm.judges.client import Judge, Scores
+from rlvlm.judges.client import Clips, Judge, Scores
 
 WithoutAnswer = Literal["raise"] | float | None
 """Handling of an answer that could not be read or had. raise: JudgeUnavailable; a number in [0, 1]: that reward; None:
@@ -36,7 +36,7 @@ class Rewards:
             none = ", or None" if self.takes_none else ""
             raise ValueError(f"without_answer is raise, or a reward in [0, 1]{none}; got {chosen!r}")
 
-    def ask(self, clips: Sequence[Any], goals: Sequence[str] | None = None) -> Scores:
+    def ask(self, clips: Clips, goals: Sequence[str] | None = None) -> Scores:
         """Returns a reward and the judge's status for each clip; raises as `Judge.score`.
 
         Args:
@@ -48,7 +48,7 @@ class Rewards:
         except JudgeUnavailable as error:
             return self._filled(self._outage(error, len(clips)))
 
-    async def ask_async(self, clips: Sequence[Any], goals: Sequence[str] | None = None) -> Scores:
+    async def ask_async(self, clips: Clips, goals: Sequence[str] | None = None) -> Scores:
         """Returns what `ask` does, without blocking the caller's event loop."""
         try:
             return self._filled(await self.judge.score_async(clips, self.goal if goals is None else goals))

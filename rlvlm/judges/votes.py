@@ -64,14 +64,14 @@ class BothOrders:
             order for item in items for order in ((item, item.swapped) if isinstance(item, Query) else (item,))
         ]
         per_item = len(asked) // max(1, len(items))
-        given: dict[int, Any] = {}
+        given: dict[int, Verdict | Score] = {}
 
         def joined(answers: Sequence[Any]) -> Verdict | Score:
             if isinstance(answers[0], Score):
                 return replace(answers[0], stamp=stamp)
             return _voted((answers[0], _unswapped(answers[1])), stamp)
 
-        def tell_joined(place: int, answer: Any) -> None:
+        def tell_joined(place: int, answer: Verdict | Score) -> None:
             given[place] = answer
             own = range(place - place % per_item, place - place % per_item + per_item)
             if all(other in given for other in own):

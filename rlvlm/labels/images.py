@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ class MissingImage(ValueError):  # noqa: N818 - named for what is found
     """An image is missing from the store, or its file is damaged."""
 
 
-def image_digest(image: NDArray[Any]) -> str:
+def image_digest(image: np.ndarray) -> str:
     """Returns the SHA-256 of an array's shape, type and pixels."""
     # with shape and type: the same bytes may be another image
     digest = hashlib.sha256(json.dumps([image.shape, str(image.dtype)]).encode())
@@ -39,7 +38,7 @@ class ImageStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def keep(self, images: Iterable[tuple[str, NDArray[Any]]]) -> int:
+    def keep(self, images: Iterable[tuple[str, np.ndarray]]) -> int:
         """Writes the images that are not stored yet, by digest, and returns the number of new files. Arrays other than
         `[H, W, 3]` uint8 are left out.
 

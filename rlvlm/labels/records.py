@@ -208,7 +208,7 @@ _KINDS = {"verdict": (Verdict, "label"), "score": (Score, "value")}
 _adapter = cache(TypeAdapter)  # a validator takes milliseconds to build
 
 
-def read_as(kind: type[T], value: Any) -> T:
+def read_as(kind: type[T], value: object) -> T:
     """Converts `value`, from a JSON object, to `kind`; ValueError if it has another type or is not finite."""
     if _has_odd_number(value):
         raise ValueError("a finite number is wanted")
@@ -216,14 +216,14 @@ def read_as(kind: type[T], value: Any) -> T:
     return _adapter(kind).validate_python(value)
 
 
-def _has_odd_number(value: Any) -> bool:
+def _has_odd_number(value: object) -> bool:
     """Returns whether a JSON value holds true, false, NaN or infinity, which pydantic accepts as numbers."""
     if isinstance(value, dict | list):
         return any(map(_has_odd_number, value.values() if isinstance(value, dict) else value))
     return isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value))
 
 
-def _digests(frames: Frames | None) -> list[tuple[str, Any]]:
+def _digests(frames: Frames | None) -> list[tuple[str, object]]:
     """Returns digest and pixels of each frame; anything but a stack of images counts as one malformed image."""
     if frames is None:
         return []

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
 from rlvlm.core.disk import write_whole
 
@@ -122,11 +121,11 @@ def show_coinciding(axes: Axes, curves: Mapping[str, Line2D] | None = None) -> s
     return "; ".join(notes)
 
 
-def stack_shares(axes: Axes, shares: Mapping[str, NDArray[Any]], colours: Mapping[str, str], **look: Any) -> None:
+def stack_shares(axes: Axes, shares: Mapping[str, np.ndarray], colours: Mapping[str, str], **look: Any) -> None:
     """Draws one bar per difficulty bin, stacked from `shares` [N] in percent by name, each with its number if it fits;
     `look` are further settings of matplotlib's bars.
     """
-    base: NDArray[Any] | float = 0.0
+    base: np.ndarray | float = 0.0
     for name, share in shares.items():
         base = np.broadcast_to(base, share.shape)
         axes.bar(

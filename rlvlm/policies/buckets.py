@@ -47,11 +47,11 @@ class Bucket:
 
 
 def write_buckets(
-    state: Mapping[str, Any],
-    put: Callable[[Content], Any],
+    state: Mapping[str, Tensor],
+    put: Callable[[Content], object],
     *,
     size: int,
-    whole: Callable[[Any], Tensor] = lambda value: value.detach().cpu(),
+    whole: Callable[[Tensor], Tensor] = lambda value: value.detach().cpu(),
 ) -> list[Bucket]:
     """Writes `state` in buckets, in its order. Holds one bucket and one tensor at a time.
 
@@ -117,7 +117,7 @@ def read_bucket(bucket: Bucket, content: Content) -> Iterator[tuple[str, Tensor]
         del values, value
 
 
-def fill_from_buckets(own: Mapping[str, Any], buckets: Iterable[Bucket], fetch: Callable[[Bucket], Content]) -> None:
+def fill_from_buckets(own: Mapping[str, Tensor], buckets: Iterable[Bucket], fetch: Callable[[Bucket], Content]) -> None:
     """Writes the content of `buckets` into the tensors of `own`, one bucket after the other.
 
     Wrong names are detected before anything is written; corrupt bytes may be detected when half of `own` is

@@ -3,10 +3,12 @@ because configs use it for validation.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.references import check_call, is_reference, load_object
+
+T = TypeVar("T")
 
 
 def check_head(config: Any, heads: Sequence[str]) -> None:
@@ -41,7 +43,7 @@ def find_own(config: Any) -> Any:
     return make
 
 
-def make_own(config: Any, env: Any, base: type) -> Any:
+def make_own(config: Any, env: Any, base: type[T]) -> T:
     """Makes the user's own policy for `env`.
 
     Raises:

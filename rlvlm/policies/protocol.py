@@ -38,7 +38,7 @@ class SeenImages(Generic[Image]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._images: OrderedDict[bytes, Any] = OrderedDict()
+        self._images: OrderedDict[bytes, Image] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._images)
@@ -158,7 +158,7 @@ class Policy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.value_head: nn.Module | None = None
-        self.images: SeenImages[Any] = SeenImages(256 << 20)
+        self.images: SeenImages = SeenImages(256 << 20)
         """Encoded images, by key."""
 
     # specific to each policy

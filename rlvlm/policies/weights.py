@@ -31,7 +31,7 @@ def trainable_state(policy: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in policy.named_parameters() if value.requires_grad}
 
 
-def load_weights(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def load_weights(own: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Writes each value of `state` into the tensor of the same name in `own`.
 
     Args:
@@ -47,7 +47,7 @@ def load_weights(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         copy_into(value, given if isinstance(given, Tensor) else torch.from_numpy(np.array(given)))  # may be read-only
 
 
-def check_same(own: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_same(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises unless `own` has exactly the names and shapes in `shapes`.
 
     Raises:

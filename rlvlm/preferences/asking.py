@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvlm.core.judging import Score, Verdict
 from rlvlm.core.steps import Pair, Segment
 from rlvlm.preferences.dataset import sides_of
 from rlvlm.preferences.teachers import Deferred, Teacher
@@ -23,11 +24,11 @@ class Session:
     """Index of the session, from 0."""
     env_steps: int
     """Env steps done when the questions were drawn."""
-    questions: list[Any]
+    questions: Sequence[Pair | Segment]
     """Pairs to compare, or segments to score."""
     num_look_alike: int
     """Number of questions that were drawn but not asked, since their sides look alike."""
-    answers: list[Any] = field(default_factory=list)
+    answers: Sequence[Verdict | Score | Deferred] = field(default_factory=list)
     """One verdict per pair or score per segment, in order, or `Deferred`; empty before the session is answered."""
     wait_s: float = 0.0
     """Time that the agent waited for the answers, in seconds."""
@@ -36,7 +37,7 @@ class Session:
     by_person: bool = False
     """Whether a person answers these questions."""
 
-    def part(self, positions: Sequence[int], answers: Sequence[Any] = ()) -> "Session":
+    def part(self, positions: Sequence[int], answers: Sequence[Verdict | Score | Deferred] = ()) -> "Session":
         """Returns some of the questions with these answers; counts for the whole session are reset."""
         indices = range(len(self.questions)) if self.indices is None else self.indices
         return replace(
@@ -54,9 +55,9 @@ class _Open:
     """Questions of one session that were put to a person."""
 
     session: Session
-    find: Callable[[], list[Any]]
+    find: Callable[[], Sequence[Verdict | Score | None]]
     """Returns the answers that have come, and None for the others."""
-    answers: list[Any]
+    answers: Sequence[Verdict | Score | None]
     """Latest result of `find`."""
     used: set[int] = field(default_factory=set)
     """Indices of answers that were handed back."""
@@ -91,7 +92,7 @@ class TeacherQueue:
         self._teacher = teacher
         self._ahead = ahead
         self._state_before = teacher.get_state()
-        self._pending: tuple[Session, Future[list[Any]]] | None = None
+        self._pending: tuple[Session, Future[Sequence[Verdict | Score | Deferred]]] | None = None
         self._open: list[_Open] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
 
@@ -150,7 +151,7 @@ class TeacherQueue:
         if self.num_ready:
             for each in self._open:
                 if ready := each.ready:
-                    answers = [each.answers[index] for index in ready]
+                    answers = [answer for index in ready if (answer := each.answers[index]) is not None]
                     self._teacher.note_used(answers)
                     handed_back.append(each.session.part(ready, answers))
                     each.used.update(ready)

@@ -252,7 +252,7 @@ class FeedbackLoop(Stateful):
             self._records += self._recorded(session.part(list(firsts), list(firsts.values())))
         return num_stored
 
-    def _recorded(self, session: Session) -> list[Any]:
+    def _recorded(self, session: Session) -> list[Record]:
         """Returns the records of a session's answers."""
         return record_answers(
             session.questions, session.answers, env_step=session.env_steps, session=session.number,

@@ -87,7 +87,7 @@ class MixedTeacher(Teacher):
         ask = self._judge.prepare(questions)
         return lambda: self._defer(questions, ask())
 
-    def follow(self, questions: Sequence[Pair]) -> Callable[[], list[Verdict | None]]:
+    def follow(self, questions: Sequence[Pair]) -> Callable[[], Sequence[Verdict | None]]:
         return self._person.follow(questions)
 
     def note_used(self, answers: Sequence[Verdict]) -> None:

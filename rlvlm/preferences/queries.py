@@ -178,7 +178,7 @@ class Candidates(Generic[Question]):
         return means.reshape(num_questions, -1)
 
 
-def highest(values: NDArray[np.floating[Any]], num: int) -> NDArray[np.int64]:
+def highest(values: NDArray[np.floating], num: int) -> NDArray[np.int64]:
     """Returns the [num] indices of the largest of `values` [N], ascending; among equals the earlier ones."""
     return np.sort(np.argsort(-values, kind="stable")[:num])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from rlvlm.preferences.config import FeedbackConfig, SimulatedTeacherConfig, pub
 from rlvlm.preferences.dataset import sides_of
 from rlvlm.rewards.config import TEACHERS
 
+Question = TypeVar("Question", bound=Pair | Segment)
+Given = TypeVar("Given", bound="Verdict | Score | Deferred")
+
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
@@ -38,7 +41,7 @@ class Deferred:
     """Judge's answer, which is recorded and not trained on; None if no judge was asked."""
 
 
-class Teacher(Stateful):
+class Teacher(Stateful, Generic[Question, Given]):
     """Answers questions. A teacher of your own overrides `answer`, and what else it needs."""
 
     _stamp = Stamp(judge="teacher", revision="", prompt="", decoding="")
@@ -47,7 +50,7 @@ class Teacher(Stateful):
     """Generator for the answers, if there is one; it is part of the state."""
     asks_person: bool = False
     """Whether answers may be deferred to a person."""
-    disagreement: Callable[[Sequence[Any]], NDArray[np.float64]] | None = None
+    disagreement: Callable[[Sequence[Question]], NDArray[np.float64]] | None = None
     """Function from N questions to the [N] disagreement of the reward model's members; set by the loop."""
 
     @classmethod
@@ -55,15 +58,15 @@ class Teacher(Stateful):
         """Builds the teacher of a run; override this if it needs any of these arguments, see `build_teacher`."""
         return cls()
 
-    def answer(self, questions: Sequence[Any], /) -> list[Any]:
+    def answer(self, questions: Sequence[Question], /) -> Sequence[Given]:
         """Returns one verdict per pair, or one score per segment, in order."""
         raise NotImplementedError(f"{type(self).__name__} needs a method answer(questions)")
 
-    def prepare(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
+    def prepare(self, questions: Sequence[Question], /) -> Callable[[], Sequence[Given]]:
         """Does at once what only this thread may do, and returns a function that gives the answers in any thread."""
         return partial(self.answer, questions)
 
-    def follow(self, questions: Sequence[Any], /) -> Callable[[], list[Any]]:
+    def follow(self, questions: Sequence[Question], /) -> Callable[[], Sequence[Given | None]]:
         """Puts the questions whose answers were `Deferred` to the person, and again after a restart.
 
         Called in the thread that may draw. Returns a function that is called repeatedly: it returns the answers so far,
@@ -71,7 +74,7 @@ class Teacher(Stateful):
         """
         return self.prepare(questions)
 
-    def note_used(self, answers: Sequence[Any], /) -> None:
+    def note_used(self, answers: Sequence[Given], /) -> None:
         """Notes deferred answers that are trained on from now on."""
 
     def prefer(self, margin: float) -> Verdict:
@@ -96,7 +99,7 @@ class Teacher(Stateful):
             self._rng.bit_generator.state = state["rng"]
 
 
-class JudgeTeacher(Teacher):
+class JudgeTeacher(Teacher[Pair | Segment, Any]):
     """Draws the images, and asks a judge which side is closer to the goal, or how close one segment is.
 
     Args:
@@ -110,10 +113,10 @@ class JudgeTeacher(Teacher):
         self._frames = frames
         self._goal = goal
 
-    def answer(self, questions: Sequence[Any]) -> list[Any]:
+    def answer(self, questions: Sequence[Pair | Segment]) -> Sequence[Any]:
         return self.prepare(questions)()
 
-    def prepare(self, questions: Sequence[Any]) -> Callable[[], list[Any]]:
+    def prepare(self, questions: Sequence[Pair | Segment]) -> Callable[[], Sequence[Any]]:
         """Draws the images now, in the thread that owns the renderer, and returns a function that asks the judge."""
         sides = draw_sides(questions, self._frames)
         if sides.shape[1] == 1:
@@ -122,7 +125,7 @@ class JudgeTeacher(Teacher):
         return partial(self._judge.compare, queries)
 
 
-def draw_sides(questions: Sequence[Any], frames: FrameStore) -> Frames:
+def draw_sides(questions: Sequence[Pair | Segment], frames: FrameStore) -> Frames:
     """Returns images [N, S, L, H, W, 3] of N questions with S sides of L steps each, as shown to a judge."""
     snapshots = np.array([[side.snapshots for side in sides_of(question)] for question in questions])
     images = frames.frames(snapshots.reshape(-1, snapshots.shape[-1]))
@@ -134,7 +137,7 @@ def draw_sides(questions: Sequence[Any], frames: FrameStore) -> Frames:
     return images
 
 
-class OracleTeacher(Teacher):
+class OracleTeacher(Teacher[Pair | Segment, Verdict | Score]):
     """Prefers the side with the larger true return; scores a segment by the true progress at its end.
 
     Source: Lee et al. 2021 (B-Pref), arXiv:2111.03026, sec. 3.1, the oracle. Departure: exactly equal returns are no
@@ -150,20 +153,21 @@ class OracleTeacher(Teacher):
     def __init__(self, by_progress: bool = False) -> None:
         self._by_progress = by_progress
 
-    def answer(self, questions: Sequence[Any]) -> list[Any]:
-        if questions and isinstance(questions[0], Segment):
-            progress = [float(segment.progress[-1]) for segment in questions]
-            return [Score(status=Status.OK, value=value, stamp=self._stamp) for value in progress]
-        verdicts = []
-        for pair in questions:
+    def answer(self, questions: Sequence[Pair | Segment]) -> Sequence[Verdict | Score]:
+        answers: list[Verdict | Score] = []
+        for question in questions:
+            if isinstance(question, Segment):
+                progress = float(question.progress[-1])
+                answers.append(Score(status=Status.OK, value=progress, stamp=self._stamp))
+                continue
             left, right = (
-                side.progress[-1] if self._by_progress else side.env_rewards.sum() for side in (pair.left, pair.right)
+                side.progress[-1] if self._by_progress else side.env_rewards.sum() for side in sides_of(question)
             )
-            verdicts.append(self.prefer(float(right) - float(left)))
-        return verdicts
+            answers.append(self.prefer(float(right) - float(left)))
+        return answers
 
 
-class RandomTeacher(Teacher):
+class RandomTeacher(Teacher[Pair | Segment, Verdict | Score]):
     """Random labels, left or right, and random scores in [0, 1): the negative control, which must not teach anything.
 
     Args:
@@ -175,14 +179,14 @@ class RandomTeacher(Teacher):
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
-    def answer(self, questions: Sequence[Any]) -> list[Any]:
+    def answer(self, questions: Sequence[Pair | Segment]) -> Sequence[Verdict | Score]:
         drawn = self._rng.random(len(questions))
         if questions and isinstance(questions[0], Segment):
             return [Score(status=Status.OK, value=float(value), stamp=self._stamp) for value in drawn]
         return [self.verdict(Label.RIGHT if value < 0.5 else Label.LEFT) for value in drawn]
 
 
-class SimulatedTeacher(Teacher):
+class SimulatedTeacher(Teacher[Pair, Verdict]):
     """Compares true returns, or true progress, with the weaknesses of `config`, in the order skip, myopia, choice,
     mistake, equal, left.
 
@@ -341,7 +345,7 @@ def _report_counts(path: Path) -> FloatArray:
     return np.array([counts[index + 1] for index in range(NUM_BINS)], np.float32)
 
 
-class MeasuredTeacher(Teacher):
+class MeasuredTeacher(Teacher[Pair, Verdict]):
     """Compares true progress, and is right, wrong or undecided as often as a table says for gaps of that width.
 
     Every pair takes two uniform draws. A bin without measurements takes the shares of the whole table.

@@ -55,7 +55,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
         raise UsageError(f"{out} is not the name of an image", f"--out {out.name}.png")
     console = QuietConsole(soft_wrap=True)
     console.print(f"{task}: {task_goal(task)}", style="bold")
-    env: Env[Any, Any] = make_env(task, task_env(task), seed)
+    env: Env = make_env(task, task_env(task), seed)
     with _violations_named(task, env):
         check_form(env)
     # only envs in steps have a fixed and a random start; the others draw each start from the seed
@@ -185,7 +185,7 @@ def list_tasks(which: str = "") -> int:
     return EXIT_DONE
 
 
-def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
+def _findings(env: Env, episodes: Sequence[Episode]) -> str:
     """Returns the results of a player in words."""
     returns = np.array([episode.rewards.sum() for episode in episodes])
     reached = [float(episode.progress.max()) for episode in episodes]
@@ -200,7 +200,7 @@ def _findings(env: Env[Any, Any], episodes: Sequence[Episode]) -> str:
     )
 
 
-def _drawing_costs(env: Env[Any, Any], snapshots: FloatArray) -> str:
+def _drawing_costs(env: Env, snapshots: FloatArray) -> str:
     costs = []
     for size_px in (None,) if isinstance(env, TurnEnv) else (64, 300):
         env.draw_sized(snapshots[:1], size_px)  # opens the renderer
@@ -211,7 +211,7 @@ def _drawing_costs(env: Env[Any, Any], snapshots: FloatArray) -> str:
     return ", ".join(costs)
 
 
-def _rows(env: Env[Any, Any], plays: Plays) -> list[Row]:
+def _rows(env: Env, plays: Plays) -> list[Row]:
     """Returns rows with episodes of each player; for envs in steps also scenes by progress, and starts."""
 
     def row(title: str, snapshots: FloatArray, labels: Sequence[str], camera: str = "") -> Row:

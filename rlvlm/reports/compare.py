@@ -155,7 +155,7 @@ def overall(results: Results) -> str:
     return f"{where}. {find(results, tasks).text}"
 
 
-def cell(key: str, value: Any) -> str:
+def cell(key: str, value: object) -> str:
     """Formats one value for readers; shares in percent."""
     # a source that asks no judge has no number of queries, rather than zero
     if value is None or value == "" or (key.startswith("queries") and not value):

@@ -28,6 +28,7 @@ from rlvlm.core.foreign import read_json
 from rlvlm.core.guests import load
 from rlvlm.core.install import check_train
 from rlvlm.core.judging import Stamp
+from rlvlm.core.steps import Frames
 from rlvlm.demonstrations.recorded_labels import read_labels, write_frame_signals, write_labels, write_lerobot_progress
 from rlvlm.demonstrations.recordings import Recordings, find_form, recordings_digest
 from rlvlm.demonstrations.trajectory import CorruptEpisode, RobotTrajectory
@@ -397,7 +398,7 @@ class _ScoreScreen(Screen):
         return row
 
 
-def _webp(image: Any) -> str:
+def _webp(image: Frames) -> str:
     data = BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(data, format="webp", quality=75)
     return inline(data.getvalue(), "webp")

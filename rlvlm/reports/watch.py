@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ from rlvlm.judge_bench.bench import make_task
 from rlvlm.judge_bench.items import TaskItems
 from rlvlm.judge_bench.preflight import known_recordings, preflight
 from rlvlm.judge_bench.suites import Suite, find_suite
-from rlvlm.judges.client import Choices, Judge, Scores, as_frames
+from rlvlm.judges.client import Choices, ClipImages, Clips, Judge, Pairs, Scores, as_frames
 from rlvlm.judges.config import Faulty
 from rlvlm.judges.judge import Judge as JudgeProtocol
 from rlvlm.pages.charts import ACCENT, INK, titled
@@ -76,7 +76,7 @@ class Watch:
         self,
         judge: Judge,
         goal: str = "",
-        suite: str | Path | Sequence[tuple[Any, bool] | tuple[Any, bool, str]] | None = None,
+        suite: str | Path | Sequence[tuple[ClipImages, bool] | tuple[ClipImages, bool, str]] | None = None,
         *,
         faulty: Faulty = "refuse",
         monitor: MonitorConfig | None = None,
@@ -131,7 +131,7 @@ class Watch:
         with self._lock:
             self._look()
 
-    def score(self, frames: Any, truth: bool | None = None, goal: str = "") -> float | None:
+    def score(self, frames: ClipImages, truth: bool | None = None, goal: str = "") -> float | None:
         """Returns the judge's score of one episode in [0, 1]; None if there is no answer that can be read.
 
         Args:
@@ -145,9 +145,7 @@ class Watch:
         """
         return self.score_all([frames], None if truth is None else [truth], goal).values[0]
 
-    def score_all(
-        self, clips: Sequence[Any], truths: Sequence[bool] | None = None, goal: str | Sequence[str] = ""
-    ) -> Scores:
+    def score_all(self, clips: Clips, truths: Sequence[bool] | None = None, goal: str | Sequence[str] = "") -> Scores:
         """Returns what `Judge.score` does for [N] episodes at once; raises as `score`.
 
         Args:
@@ -293,13 +291,13 @@ class WatchedJudge:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
-    def score(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> Scores:
+    def score(self, clips: Clips, goal: str | Sequence[str] = "") -> Scores:
         return self._watch.score_all(clips, None, goal)
 
-    async def score_async(self, clips: Sequence[Any], goal: str | Sequence[str] = "") -> Scores:
+    async def score_async(self, clips: Clips, goal: str | Sequence[str] = "") -> Scores:
         return await asyncio.to_thread(self._watch.score_all, clips, None, goal)
 
-    def compare(self, pairs: Sequence[Any], goal: str | Sequence[str] = "") -> Choices:
+    def compare(self, pairs: Pairs, goal: str | Sequence[str] = "") -> Choices:
         return self._watch._judge.compare(pairs, goal or self._watch._goal)  # noqa: SLF001 - choices are not watched
 
 
@@ -325,7 +323,7 @@ def _scored(made: TaskItems) -> TaskItems:
     return replace(made, items=items)
 
 
-def _film(number: int, frames: Any, goal: str, truth: bool) -> RobotTrajectory:
+def _film(number: int, frames: ClipImages, goal: str, truth: bool) -> RobotTrajectory:
     images = as_frames(frames)
     nothing = np.zeros((len(images), 1), np.float32)
     return RobotTrajectory(

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
-from rlvlm.core.judging import Clip, Score, Stamp, Status
+from rlvlm.core.judging import Clip, Query, Score, Stamp, Status
 from rlvlm.core.steps import FloatArray, Transitions
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.judge import Judge
@@ -127,7 +127,7 @@ class _FunctionJudge:
         self._name = getattr(function, "__name__", "the function")
         self.stamp = Stamp(judge=self._name, revision="", prompt="", decoding="")
 
-    def compare(self, queries: Sequence[Any]) -> list[Any]:
+    def compare(self, queries: Sequence[Query]) -> NoReturn:
         raise AssertionError("a function of images and a goal is never asked to compare")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:

@@ -59,9 +59,7 @@ class JudgedTurns(Stateful):
 
     STATE = ("monitor", "scorer", "threshold", "_known", "_num_watched", "rates")
 
-    def __init__(
-        self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", view: Env[Any, Any] | None = None
-    ) -> None:
+    def __init__(self, config: TurnRewardConfig, scorer: Scorer, goal: str = "", view: Env | None = None) -> None:
         self._config, self.scorer, self.goal = config, scorer, goal
         self.draws_path = view is not None and view.draws_path
         # a single thread: the random numbers of a simulated scorer, and of controls, depend on the order of questions

@@ -10,7 +10,7 @@ items that are answered otherwise than before the run.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -400,7 +400,7 @@ def _above(rows: Sequence[list[float]] | deque[list[float]], bar: float) -> tupl
     return sum(hits), len(hits)
 
 
-def _area_interval(rows: Any, least: int = MIN_EPISODES) -> tuple[float, float] | None:
+def _area_interval(rows: Iterable[Sequence[float]], least: int = MIN_EPISODES) -> tuple[float, float] | None:
     """Returns the interval of the area under the curve of `rows` [N, 2], scores and truths; None with fewer than
     `least` successes or failures.
     """

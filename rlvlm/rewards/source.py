@@ -7,10 +7,11 @@ registration: `--reward.source my_file:MySource`. A source with a short name has
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
+from typing import Self
 
 from rlvlm.core.state import Stateful
 from rlvlm.core.steps import FloatArray, Transitions
+from rlvlm.envs.env import StepEnv
 from rlvlm.envs.images import FrameStore
 from rlvlm.judges.judge import Judge
 
@@ -33,7 +34,7 @@ class Labelling(Enum):
 class SourceContext:
     """Everything that a reward source may be built from."""
 
-    env: Any
+    env: StepEnv
     """The task's env, for its spaces and for drawing images; training does not step it."""
     frames: FrameStore
     """Draws and caches images of `transitions.snapshots`, at the judge's size."""

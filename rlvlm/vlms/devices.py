@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -172,7 +172,7 @@ def torch_device(gpu: str) -> str:
     return f"cuda:{seen.index(gpu) if gpu in seen else int(gpu)}" if gpu else "cpu"
 
 
-def place(inputs: Any, model: Any) -> dict[str, torch.Tensor]:
+def place(inputs: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
     """Returns the tensors of `inputs` by name, on the model's device and in its precision; token ids stay integers."""
     return {
         name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)

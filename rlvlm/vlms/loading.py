@@ -30,7 +30,7 @@ from rlvlm.vlms.devices import dtype_name, pick_device, pick_dtype, place
 from rlvlm.vlms.files import locate
 from rlvlm.vlms.images import flatten_patch_embedding
 from rlvlm.vlms.lora import load_adapter
-from rlvlm.vlms.processors import load_processor
+from rlvlm.vlms.processors import Processor, load_processor
 from rlvlm.vlms.skeleton import are_wanted, build_skeleton
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class LoadedVLM:
 
     model: Any
     """An `AutoModelForImageTextToText` in eval mode; with an adapter, PEFT's wrapper around one."""
-    processor: Any
+    processor: Processor
     """Processor that turns chats and images into the model's inputs; has `tokenizer` and `apply_chat_template`."""
     revision: str
     """Hub commit, or digest of a local folder."""

@@ -19,6 +19,9 @@ from rlvlm.core.errors import ModelUnavailable, first_line
 from rlvlm.core.foreign import read_json
 from rlvlm.vlms.files import folder_digest
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 if TYPE_CHECKING:  # imported where needed: vLLM's environment, which only checks adapters, has no PEFT
     import peft
 
@@ -42,7 +45,7 @@ class LoraConfig:
         check_bounds(self, "")
 
 
-def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
+def add_adapter(model: "PreTrainedModel", config: LoraConfig) -> "peft.PeftModel":
     """Adds a fresh adapter, which changes no output yet, to `model`; only the adapter's weights are trainable.
 
     Args:
@@ -59,7 +62,7 @@ def add_adapter(model: Any, config: LoraConfig) -> "peft.PeftModel":
     return _wrapped(model, settings)
 
 
-def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.PeftModel":
+def load_adapter(model: "PreTrainedModel", folder: Path, *, trainable: bool = False) -> "peft.PeftModel":
     """Loads the adapter in `folder` onto `model`.
 
     Args:
@@ -92,7 +95,7 @@ def load_adapter(model: Any, folder: Path, *, trainable: bool = False) -> "peft.
     return wrapped
 
 
-def save_adapter(model: Any, folder: Path) -> None:
+def save_adapter(model: "PreTrainedModel", folder: Path) -> None:
     """Writes the adapter of `model` into `folder`, without the model's own weights."""
     model.save_pretrained(str(folder), safe_serialization=True, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty template of a model card
@@ -121,7 +124,7 @@ def merged_weights(network: torch.nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def cast_adapters(model: Any) -> Iterator[None]:
+def cast_adapters(model: "PreTrainedModel") -> Iterator[None]:
     """Computes float32 adapters of 16-bit or 4-bit layers in the layers' precision while the context is open, from
     copies made now: for sampling, where PEFT's casts in each layer and for each token cost more than the arithmetic.
     Adapters in their layers' precision, and other kinds than plain LoRA, are left as they are. Without gradients; later
@@ -218,7 +221,7 @@ def _renamed(weights: dict[str, Any], model: Any) -> dict[str, Any]:
     return renamed
 
 
-def _wrapped(model: Any, settings: Any) -> "peft.PeftModel":
+def _wrapped(model: "PreTrainedModel", settings: "peft.PeftConfig") -> "peft.PeftModel":
     import peft
 
     wrapped = peft.get_peft_model(model, settings)

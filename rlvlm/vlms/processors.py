@@ -130,7 +130,10 @@ class AutoProcessorAdapter:
         )
 
 
-def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> PillowProcessor | AutoProcessorAdapter:
+Processor = PillowProcessor | AutoProcessorAdapter
+
+
+def load_processor(folder: Path, model_config: Any, config: VLMConfig) -> Processor:
     """Returns the model's own processor, or an equivalent one if torchvision is missing, with the bounds requested.
 
     Args:

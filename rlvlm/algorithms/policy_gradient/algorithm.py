@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from rlvlm.algorithms.base import BaseAlgorithm
 from rlvlm.algorithms.checkpoint import START, Saving, TreeWriter, load_tree, read_manifest, write_parts
@@ -46,7 +47,7 @@ from rlvlm.algorithms.policy_gradient.monitors import ReadableMonitor
 from rlvlm.algorithms.policy_gradient.player import kind_of
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller, flip_if_configured
 from rlvlm.algorithms.policy_gradient.rollouts import ROLLOUTS
-from rlvlm.algorithms.policy_gradient.source import EpisodeSource
+from rlvlm.algorithms.policy_gradient.source import EpisodeSource, Weights
 from rlvlm.algorithms.policy_gradient.supervised_start import Imitation, Lessons
 from rlvlm.algorithms.runner_group import check_places
 from rlvlm.algorithms.training_stats import TrainingStats
@@ -91,7 +92,7 @@ class PolicyGradient(BaseAlgorithm):
         self.learners: Learners[TokenLearner] = Learners(self.learner_group, algo.threads)
         self.learner = self.learners.local
         kind = ROLLOUTS[self.config.kind]
-        self._viewer: Any = make_env(self.config.task, kind.viewer_settings(self.config), self.config.seed)
+        self._viewer = make_env(self.config.task, kind.viewer_settings(self.config), self.config.seed)
         # a judge may see other images than the policy, e.g. larger ones or from another camera
         self._judge_viewer, drawn = self._viewer, self.config.judge_env
         if drawn is not None and drawn.for_evaluation() != self.config.env_settings.for_evaluation():
@@ -279,13 +280,13 @@ class PolicyGradient(BaseAlgorithm):
         buckets = self.learners.sync_to(self.policy, self.rollouts.bucket_bytes)
         self._buckets = [] if self.rollouts.engine is None else buckets
 
-    def _pack(self) -> Any:
+    def _pack(self) -> Weights:
         """Packs the policy's present weights for a rollout."""
         packed = self.rollouts.pack(self._version, self._buckets)
         self._buckets = []  # the packed weights keep them until the next ones come
         return packed
 
-    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
         """Returns none: a rollout takes back lost env runners itself, since no other thread may call them."""
         return []
 

@@ -15,6 +15,7 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
+from ray.actor import ActorHandle
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import BaseRunner
@@ -58,7 +59,7 @@ class ChunkSampler:
     """Generator that samples chunks, on the CPU."""
     version: int = 0
     """Version of the weights."""
-    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    lock: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Lock held while the policy is used, if several threads play with it."""
 
     def act(self, obs: Observations) -> list[SampledChunk]:
@@ -178,11 +179,11 @@ class ChunkRunner(BaseRunner):
 
     policy: VLAPolicy
 
-    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: object) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self.chunk_env: ChunkEnv = make_env(config.task, config.env_settings, config.seed)
         self._envs = self.chunk_env.many()
-        self._workers: list[Any] = []
+        self._workers: list[ActorHandle] = []
         self._of_workers: dict[tuple[EnvConfig, int, int], WorkerEnvs] = {}
         self._lock = threading.Lock()
         self.begin()
@@ -324,7 +325,7 @@ class ChunkRunner(BaseRunner):
             own.copy_(came.view_as(own))
         return self.evaluate(**turn) if "state_ids" in turn else self.sample(**turn)
 
-    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """Returns the spaces of snapshots and chunks, for RLlib; policies see images and text instead."""
         snapshots = gym.spaces.Box(-np.inf, np.inf, (self.chunk_env.snapshot_size,), np.float32)
         # an action in RLlib's sense is a whole chunk: L actions of the env

@@ -90,7 +90,7 @@ class Critic(Stateful):
         self._value.learn(features, scores)
         return filled
 
-    def note(self, episodes: Sequence[TokenEpisode], outcomes: NDArray[Any]) -> None:
+    def note(self, episodes: Sequence[TokenEpisode], outcomes: FloatArray) -> None:
         """Keeps finished episodes, to learn from after the next `shape`; `outcomes` [E] that are NaN are unknown."""
         self._pending += [
             (self._features_of(episode)[:-1], outcome, episode.is_success)
@@ -177,7 +177,7 @@ def goal_flags(goal: str) -> FloatArray:
     return np.eye(NUM_GOALS, dtype=np.float32)[sha256(goal.encode()).digest()[0] % NUM_GOALS]
 
 
-def shaping_rewards(values: NDArray[Any], is_end: bool, gamma: float) -> NDArray[Any]:
+def shaping_rewards(values: NDArray[np.floating], is_end: bool, gamma: float) -> NDArray[np.floating]:
     """Returns [T], what each turn is paid for the change of the potential V: gamma V(s') - V(s).
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, GetTimeoutError, NodeDiedError, RayActorError
 
 from rlvlm.algorithms.heartbeat import Lost, Replacements, ended, start_heartbeat
@@ -89,14 +90,14 @@ class WorkerEnvs(ChunkEnvs):
 
     def __init__(  # noqa: PLR0913 - whose envs they are, and what is done with them
         self,
-        workers: Sequence[Any],
+        workers: Sequence[ActorHandle],
         settings: EnvConfig,
         local: ChunkEnv,
         group_size: int,
         show: Callable[[Sequence[bytes], Frames], None],
         max_still_s: float | None = None,
         number: int = 0,
-        lock: AbstractContextManager[Any] | None = None,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self._workers, self._settings, self._local = workers, ray.put((settings, number)), local
         self._lock = lock or nullcontext()
@@ -197,7 +198,7 @@ class WorkerEnvs(ChunkEnvs):
         return ChunkStep.joined(parts, np.argsort(came))  # answers are ordered by worker
 
     def _gathered(
-        self, asked: Sequence[tuple[NDArray[np.intp], Any]], rows: NDArray[np.intp] | None = None
+        self, asked: Sequence[tuple[NDArray[np.intp], ray.ObjectRef]], rows: NDArray[np.intp] | None = None
     ) -> list[tuple[NDArray[np.intp], tuple[Any, Frames]]]:
         """Returns the answers that arrived; rows of dead workers, which Ray restarts, are lost from then on."""
         found, answers = [], dict(ended([call for _, call in asked], self._max_still_s))

@@ -16,6 +16,7 @@ from rlvlm.algorithms.sharding import clip_gradients
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Answer, Observations
 from rlvlm.core.errors import NumericsError, UsageError
+from rlvlm.envs.env import Env
 from rlvlm.policies.protocol import Policy, Prediction, Reading, look
 
 _LOG_RATIO_BOUND = 2.0
@@ -44,7 +45,7 @@ class Gradients:
     """
 
     def __init__(
-        self, policy: Policy, env: Any, algo: PolicyGradientConfig, has_critic: bool, batches: BatchMaker
+        self, policy: Policy, env: Env, algo: PolicyGradientConfig, has_critic: bool, batches: BatchMaker
     ) -> None:
         self._policy, self._env, self._algo = policy, env, algo
         self._has_critic, self._batches = has_critic, batches

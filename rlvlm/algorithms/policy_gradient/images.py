@@ -37,7 +37,7 @@ def show_images(policy: Policy, stored: Sequence[StoredImages], episodes: Sequen
     wanted = _keys(episodes) if stored else set()
     for reference in stored:
         try:
-            packed: Any = ray.get(reference)
+            packed: Sequence[tuple[bytes, tuple[int, ...], bytes]] = ray.get(reference)
         except RayError:  # lost with its runner: missing ones are drawn
             continue
         for key, shape, content in packed:

@@ -19,6 +19,7 @@ import numpy as np
 import ray
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, distributed
 
@@ -51,6 +52,7 @@ from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import Imitation, Policy
+from rlvlm.policies.vla.policy import Demonstrations, VLAPolicy
 from rlvlm.policies.weights import slice_like
 from rlvlm.vlms.devices import free_gpu, gpu_id, gradient_settings
 from rlvlm.vlms.skeleton import skeleton_of, skeletons
@@ -70,14 +72,14 @@ class PolicyModule(TorchRLModule):
     weights until they have.
     """
 
-    policy: Any
+    policy: Policy
 
     def setup(self) -> None:
         """Builds the policy; RLlib calls it once."""
         with skeletons(self.model_config.get("is_sharded", False)):
             self.policy = self.model_config["make_policy"]()
 
-    def get_state(self, *args: Any, **unused: Any) -> dict[str, Any]:
+    def get_state(self, *args: object, **unused: object) -> dict[str, Any]:
         """Returns the trained weights, as float32 arrays by name; RLlib's own method would copy a frozen base too.
 
         If sharded, it only works when all learners are asked at once, which RLlib does not do once they play; before
@@ -231,8 +233,8 @@ class TokenLearner(ManualLearner):
         self._note(readings, batch, kept)
 
     def begin_imitation(
-        self, shown: Any, sft: ReplySFTConfig | ChunkSFTConfig, weights: Weights | None = None,
-        tree: dict[str, Any] | None = None,
+        self, shown: Sequence[TokenEpisode] | Demonstrations, sft: ReplySFTConfig | ChunkSFTConfig,
+        weights: Weights | None = None, tree: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Prepares the supervised start, see `Imitator`; `tree` is the saved state of an earlier one."""
         rng = np.random.default_rng(np.random.SeedSequence(self.config.seed, spawn_key=(sft.stream,)))
@@ -245,8 +247,7 @@ class TokenLearner(ManualLearner):
 
     def held_out_loss(self, episodes: Sequence[TokenEpisode], sft: ReplySFTConfig) -> float:
         """Returns the loss per turn of held-out episodes, with the same micro-batches as in the start."""
-        policy: Any = self.policy
-        return held_out_loss(policy, self._env, episodes, sft, self._at_once)
+        return held_out_loss(self.policy, self._env, episodes, sft, self._at_once)
 
     def _at_once(self, units: Tensor, prepared: Imitation) -> list[Tensor]:
         """Splits `units` [U, A] of a supervised start into micro-batches."""
@@ -356,8 +357,8 @@ class TokenLearner(ManualLearner):
 
     def load_statistics(self, text: str) -> None:
         """See `VLAPolicy`; only called for policies with statistics."""
-        policy: Any = self.policy
-        policy.load_statistics(text)
+        assert isinstance(self.policy, VLAPolicy)
+        self.policy.load_statistics(text)
 
     def gpu(self) -> tuple[str, str]:
         """Returns the node of this learner in Ray, and its GPU there; empty on a CPU."""
@@ -371,7 +372,7 @@ class TokenLearner(ManualLearner):
         """Drops everything computed from images: a resumed run has none either."""
         self.policy.images.clear()
 
-    def _map_module_to_device(self, module: Any) -> None:
+    def _map_module_to_device(self, module: MultiRLModule) -> None:
         """Moves a VLA to the learner's GPU, if RLlib assigned one; a policy placed by its own config stays there."""
         policy = module[DEFAULT_MODULE_ID].policy
         if self.device.type != "cpu" and not hasattr(policy, "backbone") and skeleton_of(policy) is None:

@@ -177,7 +177,7 @@ def total_loss(config: LossConfig, batch: MiniBatch) -> LossTerms:
 def _computed(config: LossConfig, batch: MiniBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Returns the policy's loss and its metrics, checked, because the loss may be the user's own."""
     who, wanted = f"algo.loss.policy {config.policy}", [list(batch.weights.shape), [len(batch.weights), 1]]
-    given: Any = find_policy_loss(config.policy).compute(batch, config)
+    given: object = find_policy_loss(config.policy).compute(batch, config)
     fix = "return (loss [B, N], or [B, 1] of whole answers, and a mapping of scalars, which may be empty)"
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
         raise UsageError(f"{who} gave a {type(given).__name__}, and no loss with metrics", fix)

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -49,6 +49,9 @@ from rlvlm.policies.vlm.policy import is_vision
 from rlvlm.vlms.blocks import LARGE, blocks_of, recompute_blocks
 from rlvlm.vlms.loading import takes_nf4
 from rlvlm.vlms.lora import LoraConfig, add_adapter
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 MARGIN = 0.05
 """Share of a GPU that a plan leaves free."""
@@ -146,7 +149,7 @@ def size_of(policy: PolicyConfig | VLAConfig, folder: Path) -> ModelSize:
     return replace(size, activations=_counted(network, recomputes) if isinstance(policy, PolicyConfig) else rule)
 
 
-def _rule(text: Any, *, recomputes: bool) -> Callable[[str, str], Activations]:
+def _rule(text: "PretrainedConfig", *, recomputes: bool) -> Callable[[str, str], Activations]:
     """Returns the activations, by formula, of a VLA whose language model has the config `text`; see the module."""
     block = 4 * text.intermediate_size + 8.3 * text.hidden_size
     # with checkpointing each layer's input and one block's activations are kept, without it those of all blocks
@@ -174,11 +177,11 @@ def _counted(network: nn.Module, recomputes: bool) -> Callable[[str, str], Activ
     return activations
 
 
-def _vla_network(policy: VLAConfig, folder: Path) -> tuple[nn.Module, Any]:
+def _vla_network(policy: VLAConfig, folder: Path) -> "tuple[nn.Module, PretrainedConfig]":
     return load(policy.checkpoint.outline)(folder, policy.loading)
 
 
-def _vlm_network(policy: PolicyConfig, folder: Path) -> tuple[nn.Module, Any]:
+def _vlm_network(policy: PolicyConfig, folder: Path) -> "tuple[nn.Module, PretrainedConfig]":
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -191,14 +194,14 @@ def _vlm_network(policy: PolicyConfig, folder: Path) -> tuple[nn.Module, Any]:
     return network, settings.get_text_config()
 
 
-_NETWORKS: Mapping[type, Callable[[Any, Path], tuple[nn.Module, Any]]] = {
+_NETWORKS: "Mapping[type, Callable[[Any, Path], tuple[nn.Module, PretrainedConfig]]]" = {
     VLAConfig: _vla_network,
     PolicyConfig: _vlm_network,
 }
 """Functions that build the network and the config of its language model, by the type of the policy's config."""
 
 
-def measured(network: nn.Module, text: Any) -> ModelSize:
+def measured(network: nn.Module, text: "PretrainedConfig") -> ModelSize:
     """Returns the size of `network`, whose language model has the config `text`."""
     counts = {True: 0, False: 0}
     for parameter in network.parameters():

@@ -23,6 +23,7 @@ from rlvlm.demonstrations.collect import Demonstrator, acting
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.playing import play
 from rlvlm.judges.agreement import wilson_interval
+from rlvlm.policies.protocol import Policy
 from rlvlm.policies.reply_policy import ReplyPolicy
 from rlvlm.policies.vla.build import read_config, read_policy
 from rlvlm.policies.vla.config import VLAConfig
@@ -186,7 +187,7 @@ def share(truths: Iterable[bool]) -> float:
     return float(np.mean(listed)) if listed else 0.0
 
 
-def policy_file(policy: Any) -> PolicyFile:
+def policy_file(policy: Policy) -> PolicyFile:
     """Returns the policy's part of a checkpoint: trained weights and, for a VLA, its config and its scale."""
     weights = {name: value.contiguous() for name, value in policy.trained_state().items()}
     meta = policy.meta()
@@ -209,7 +210,7 @@ def load_vlm(policy: ReplyPolicy, folder: Path) -> None:
         policy.load_trained_state(file.weights)
 
 
-def load_start(policy: Any, folder: Path) -> bool:
+def load_start(policy: Policy, folder: Path) -> bool:
     """Loads the weights from which learning started, from the checkpoint in `folder`; returns False if it has none.
 
     Raises:

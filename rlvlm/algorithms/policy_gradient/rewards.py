@@ -54,7 +54,7 @@ class RewardLabeller:
         novelty: TemporalNovelty | None = None,
         goal: str = "",
         *,
-        view: Env[Any, Any] | None = None,
+        view: Env | None = None,
         refuses_faulty: bool = True,
         critic: Critic | None = None,
     ) -> None:

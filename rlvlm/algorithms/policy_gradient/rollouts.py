@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from torch.nn.utils import parameters_to_vector
 
+from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
+from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import watch_replies
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
@@ -34,9 +37,11 @@ from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import draw_history
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.reply_policy import ReplySampling
+from rlvlm.policies.vla.policy import VLAPolicy
 from rlvlm.policies.vlm.config import BUCKET_MIB
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 
@@ -57,12 +62,12 @@ class TurnRollouts:
     has_manifest = True
     """Whether a file beside trained weights says what they belong to; the checkpoint of a VLA itself does."""
 
-    def __init__(self, config: TokenConfig, viewer: Any, policy: Any, runner_group: Any) -> None:
+    def __init__(self, config: TokenConfig, viewer: TurnEnv, policy: Any, runner_group: EnvRunnerGroup) -> None:
         self.config, self.policy = config, policy
         algo, runner = config.algo, runner_group.local_env_runner
         assert isinstance(runner, TurnRunner), "what the config names"
         self._runner = runner
-        self.group: Any = LocalRunnerGroup(runner)  # sampled here, saved as a group
+        self.group: LocalRunnerGroup[Rollout] = LocalRunnerGroup(runner)  # sampled here, saved as a group
         self.engine: Engine | None = self._make_engine()
         self.bucket_bytes = self.engine.bucket_bytes
         sampling = ReplySampling(max_new_tokens=algo.max_reply_tokens, temperature=algo.temperature)
@@ -77,7 +82,7 @@ class TurnRollouts:
             config.eval_envs or algo.num_envs,
             milestones=viewer.milestones,
         )
-        self._packed: tuple[int, Any] | None = None
+        self._packed: tuple[int, Weights] | None = None
         runner.use_newest = self._use_newest
         self._unseen: Sequence[TokenEpisode] = ()
 
@@ -140,7 +145,7 @@ class TurnRollouts:
         sft = self.config.sft
         return sft is not None and bool(sft.turns or sft.demonstrations or sft.start_from)
 
-    def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
+    def start(self, viewer: TurnEnv, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
         """Runs the supervised start; returns metrics by their names in `metrics`."""
         if not self.can_act:
             return {}
@@ -148,7 +153,7 @@ class TurnRollouts:
         return measured
 
     def validate(
-        self, measured: Mapping[str, float], version: int, learners: Any, log: Callable[[str], None]
+        self, measured: Mapping[str, float], version: int, learners: Learners[TokenLearner], log: Callable[[str], None]
     ) -> dict[str, float]:
         """Returns how well the policy does on data held out of the supervised start; logs it in a line.
 
@@ -182,7 +187,7 @@ class TurnRollouts:
         """Returns metrics of the newest replies, by names in `metrics`."""
         return watch_replies(newest, self.config.algo.max_reply_tokens) if newest else {}
 
-    def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:  # noqa: ARG002 - images have their own size
+    def draw(self, env: TurnEnv, snapshots: FloatArray, size_px: int) -> Frames:  # noqa: ARG002 - images have their own size
         """Returns [N, H, W, 3], images of `snapshots` [N, D] in the task's own size."""
         return env.draw(snapshots)
 
@@ -202,12 +207,14 @@ class ChunkRollouts:
     engine: Engine | None = None
     bucket_bytes = BUCKET_MIB << 20
 
-    def __init__(self, config: TokenConfig, viewer: Any, policy: Any, runner_group: Any) -> None:
+    def __init__(self, config: TokenConfig, viewer: ChunkEnv, policy: VLAPolicy, runner_group: Any) -> None:
         self.config, self.policy, self._viewer = config, policy, viewer
         self._runner = runner_group.local_env_runner
         if self._runner is None:
             timeout_s, revival_s = config.sample_timeout_s, config.env_runner_restore_timeout_s
-            self.group: Any = RemoteRunnerGroup(runner_group, self._weights, join, timeout_s, revival_s)
+            self.group: RemoteRunnerGroup[Rollout] | LocalRunnerGroup[Rollout] = RemoteRunnerGroup(
+                runner_group, self._weights, join, timeout_s, revival_s
+            )
         else:
             self._runner.policy, self._runner.held_out_env = policy, viewer
             self.group = LocalRunnerGroup(self._runner)
@@ -257,7 +264,7 @@ class ChunkRollouts:
 
     can_act = True
 
-    def start(self, viewer: Any, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
+    def start(self, viewer: ChunkEnv, learn: Learn, log: Callable[[str], None]) -> dict[str, float]:
         """Runs the supervised start; returns metrics by their names in `metrics`. A pretrained policy only learns from
         a folder.
         """
@@ -270,7 +277,7 @@ class ChunkRollouts:
             log(f"dimensions {named} of the actions are not explored: demonstrations hardly use their range")
         return measured
 
-    def validate(self, *start: Any) -> dict[str, float]:  # noqa: ARG002 - evaluations say what the policy can do
+    def validate(self, *start: object) -> dict[str, float]:  # noqa: ARG002 - evaluations say what the policy can do
         """Does nothing: evaluations show what the policy can do."""
         return {}
 
@@ -291,7 +298,7 @@ class ChunkRollouts:
         """Does nothing: chunks are always readable."""
         return {}
 
-    def draw(self, env: Any, snapshots: FloatArray, size_px: int) -> Frames:
+    def draw(self, env: ChunkEnv, snapshots: FloatArray, size_px: int) -> Frames:
         """Returns [N, size_px, size_px, 3], images of `snapshots` [N, D] by the first camera."""
         return env.draw(snapshots, size_px)
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.episodes import Observations, Reply, SampledChunk, SampledReply, TokenEpisode, Turn
+from rlvlm.core.episodes import Answer, Observations, Reply, SampledChunk, SampledReply, TokenEpisode, Turn
 from rlvlm.core.finite import check_finite
 from rlvlm.envs.config import EnvConfig
-from rlvlm.envs.env import TurnEnv
+from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.playing import Slot
 from rlvlm.envs.registry import make_env
 
@@ -25,7 +25,7 @@ class TokenSlot(Slot):
         index: index of the slot among those side by side.
     """
 
-    def __init__(self, env: Any, task: str, index: int = 0) -> None:
+    def __init__(self, env: TurnEnv | ChunkEnv, task: str, index: int = 0) -> None:
         super().__init__(env, index)
         self._task = task
 
@@ -102,7 +102,7 @@ class EnvSlot(TokenSlot):
     """
 
     env: TurnEnv
-    action_elements: Callable[[Any, Any], NDArray[np.bool_] | None] | None = None
+    action_elements: Callable[[Answer, tuple[int, int] | None], NDArray[np.bool_] | None] | None = None
     """`ReplyPolicy.action_elements`; None: all elements. Set if updates need it."""
 
     def __init__(self, env: TurnEnv, task: str, index: int = 0, history: int = 1) -> None:
@@ -115,7 +115,7 @@ class EnvSlot(TokenSlot):
         """Turn that waits for a reply; after the episode's end its last state."""
         return self.shown
 
-    def open(self, start: int, obs: Any, info: dict[str, Any]) -> None:
+    def open(self, start: int, obs: Turn, info: dict[str, Any]) -> None:
         self._latest = []  # images of the previous episode are not shown
         super().open(start, obs, info)
 
@@ -125,11 +125,11 @@ class EnvSlot(TokenSlot):
         self.begin_piece(group, at)
         self._check({"numbers of the observation": self.turn.snapshot})
 
-    def play(self, answer: Any) -> bool:
+    def play(self, answer: SampledReply | str) -> bool:
         """Plays a turn and returns whether the episode is over."""
         # as it was when the reply was made: the env's step changes all of it
         goal, distance = self.env.goal, distance_of(self.env)
-        text = getattr(answer, "text", answer)
+        text = answer if isinstance(answer, str) else answer.text
         read = self.env.read(text)
         turn, reward, terminated, truncated, info = self.env.step(text)
         self._check({"numbers of the observation": turn.snapshot, "rewards": float(reward)})

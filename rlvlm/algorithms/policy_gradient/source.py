@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.algorithms.policy_gradient.config import AdvantageConfig, PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.images import StoredImages
@@ -199,6 +198,6 @@ def informative_groups(
 
 def is_informative(scores: FloatArray, config: AdvantageConfig, scorer_noise: float) -> bool:
     """Returns whether episodes with `scores` [G] are useful, see `informative_groups`."""
-    spread: NDArray[np.floating[Any]] = scores.max() - scores.min()
+    spread: np.floating = scores.max() - scores.min()
     std = scores.astype(np.float64).std(ddof=1) if len(scores) > 1 else 0.0  # of a sample, as noise is measured
     return bool(spread >= config.min_spread and std > config.noise_factor * scorer_noise)

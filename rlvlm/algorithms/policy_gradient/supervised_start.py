@@ -21,23 +21,25 @@ from rlvlm.algorithms.policy_gradient.player import load_vlm, policy_file, take_
 from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import read_demonstrations
+from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.algorithms.sft_folders import WEIGHT, check_sft_manifest, load_demonstrations, sft_manifest_of
 from rlvlm.algorithms.sft_replies import demonstrate, split, warn_of_length
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
-from rlvlm.envs.env import ChunkEnv, TurnEnv
+from rlvlm.envs.env import ChunkEnv, Env, TurnEnv
 from rlvlm.policies.advantage_prompt import positive, told
+from rlvlm.policies.protocol import Policy
 from rlvlm.policies.reply_policy import ReplyPolicy
-from rlvlm.policies.vla.policy import VLAPolicy
+from rlvlm.policies.vla.policy import Demonstrations, VLAPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lessons:
     """Demonstrations collected for a policy."""
 
-    shown: Any
+    shown: Sequence[TokenEpisode] | Demonstrations
     """Demonstrations to imitate: episodes in turns, or chunks."""
     weights: Weights | None = None
     """Weights of the answers; None: all equal."""
@@ -72,8 +74,8 @@ class Imitation:
     """
 
     def __init__(  # noqa: PLR0913 - all that a supervised start depends on
-        self, *, learners: Learners[TokenLearner], policy: Any, lessons: Lessons, sft: Any, bucket_bytes: int,
-        folder: Path | None, log: Callable[[str], None],
+        self, *, learners: Learners[TokenLearner], policy: Policy, lessons: Lessons,
+        sft: ReplySFTConfig | ChunkSFTConfig, bucket_bytes: int, folder: Path | None, log: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._learners, self._policy, self._sft, self._log = learners, policy, sft, log
         self._folder, self._bucket_bytes = folder, bucket_bytes
@@ -119,7 +121,7 @@ class Imitation:
 
 
 def start(
-    kind: Any, config: TokenConfig, policy: Any, env: Any, learn: Learn, log: Callable[[str], None]
+    kind: Any, config: TokenConfig, policy: Policy, env: Env, learn: Learn, log: Callable[[str], None]
 ) -> tuple[dict[str, float], Sequence[TokenEpisode]]:
     """Trains the policy on demonstrations, or gives it another run's weights.
 
@@ -156,7 +158,7 @@ def take_turns(
     load_vlm(policy, folder / "algorithm")
 
 
-def take_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, folder: Path, log: Any) -> None:  # noqa: ARG001
+def take_chunks(config: TokenConfig, policy: VLAPolicy, env: ChunkEnv, folder: Path, log: object) -> None:  # noqa: ARG001
     """Gives the policy the weights in `folder`, whose checkpoint itself says what they belong to."""
     take_vla(folder / "algorithm", policy)
 

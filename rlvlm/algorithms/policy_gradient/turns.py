@@ -56,14 +56,14 @@ class Actor:
         replies = self._engine.reply(self.show(slots), seeds, replace(self._sampling, greedy=greedy))
         return [_readable(slot, reply) for slot, reply in zip(slots, replies, strict=True)]
 
-    def begin(self, slot: EnvSlot, seed: int) -> Future[Any]:
+    def begin(self, slot: EnvSlot, seed: int) -> Future[SampledReply]:
         """Requests a reply to the present turn of `slot` and returns at once; `end` returns it once it is there."""
         [asked] = self._engine.begin(  # pyright: ignore[reportAttributeAccessIssue] - the config has checked the engine
             self.show([slot]), [seed], self._sampling
         )
         return asked
 
-    def end(self, slot: EnvSlot, asked: Future[Any]) -> SampledReply:
+    def end(self, slot: EnvSlot, asked: Future[SampledReply]) -> SampledReply:
         """Returns the reply requested by `begin`."""
         [reply] = self._engine.end([asked])  # pyright: ignore[reportAttributeAccessIssue]
         return _readable(slot, reply)
@@ -135,7 +135,7 @@ class TurnRunner(BaseRunner):
     use_newest: Callable[[], None] = staticmethod(lambda: None)
     """Function that makes the actor use the newest weights from now on; set by the algorithm."""
 
-    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: object) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self._noise = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))
         task, settings = config.task, config.env_settings
@@ -269,7 +269,7 @@ class TurnRunner(BaseRunner):
     def _ask(self, slot: EnvSlot) -> None:
         self._asked[self.actor.begin(slot, self._reply_seed())] = slot, self.actor.version
 
-    def _take(self, reply: Future[Any]) -> EnvSlot:
+    def _take(self, reply: Future[SampledReply]) -> EnvSlot:
         """Plays the turn answered by `reply`; returns its slot."""
         slot, _ = self._asked.pop(reply)
         self._play([slot], [self.actor.end(slot, reply)])
@@ -294,7 +294,7 @@ class TurnRunner(BaseRunner):
     def _fresh_seed(self) -> int:
         return int(self._noise.integers(_FIRST_TRAINING_SEED, 2 * _FIRST_TRAINING_SEED))
 
-    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """Returns the spaces of snapshots and action numbers, under RLlib's name for the only module."""
         env = self.slots[0].env
         snapshots = gym.spaces.Box(-np.inf, np.inf, (env.snapshot_size,), np.float32)
@@ -324,7 +324,7 @@ class TurnRunner(BaseRunner):
 
     def _forget_asked(self) -> None:
         """Drops all data carried over into the next rollout."""
-        self._asked: dict[Future[Any], tuple[EnvSlot, int]] = {}
+        self._asked: dict[Future[SampledReply], tuple[EnvSlot, int]] = {}
         self._groups: dict[int, _Group] = {}
         self._free = set(range(len(self.slots)))
 

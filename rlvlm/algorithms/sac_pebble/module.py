@@ -106,6 +106,6 @@ class SACModule(TorchRLModule):
         self.critic.biases[-1].detach().fill_(value)
         self.target.load_state_dict(self.critic.state_dict())
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: dict[str, Any], **kwargs: object) -> dict[str, Any]:
         """Returns the policy's modes, for RLlib's own tools; training calls the networks directly."""
         return {Columns.ACTIONS: self.policy.act(batch[Columns.OBS])}

@@ -56,7 +56,7 @@ class StepEnvRunner(BaseRunner):
 
     policy: SquashedGaussian
 
-    def __init__(self, *, config: Any, worker_index: int = 0, **unused: Any) -> None:
+    def __init__(self, *, config: Any, worker_index: int = 0, **unused: object) -> None:
         super().__init__(config=config, worker_index=worker_index)
         self.begin()
         if worker_index > 0:
@@ -135,7 +135,7 @@ class StepEnvRunner(BaseRunner):
         self._obs = obs
         return step, ended
 
-    def _check(self, **came: NDArray[Any]) -> None:
+    def _check(self, **came: FloatArray) -> None:
         """Raises unless all values returned by the envs are finite.
 
         Raises:
@@ -158,7 +158,7 @@ class StepEnvRunner(BaseRunner):
         self._random = np.where(holds[:, None], self._random, fresh)
         return self._random
 
-    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+    def get_spaces(self) -> dict[str, tuple[gym.Space, gym.Space]]:
         """Returns the spaces of a single env, under RLlib's name for the only module."""
         return {DEFAULT_MODULE_ID: self._spaces()}
 

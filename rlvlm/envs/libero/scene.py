@@ -234,7 +234,7 @@ class LiberoScene(RobosuiteScene):
         return _ALMOST * max(shares, default=0.0)
 
 
-def _contact_check(model: Any, data: Any) -> Callable[[Any, Any], bool]:
+def _contact_check(model: mujoco.MjModel, data: mujoco.MjData) -> Callable[[Any, Any], bool]:
     """Returns a test whether two things touch; robosuite's own asks for the names of every contact's shapes.
 
     Success is tested at every step: robosuite's test took a fifteenth of a rollout's time.

@@ -30,7 +30,7 @@ _NULLSPACE_KP = 10.0
 _GRIPPER_SPEED = 0.01 / EXACT_STEP_S
 
 
-def robot_columns(model: Any) -> tuple[int, ...]:
+def robot_columns(model: mujoco.MjModel) -> tuple[int, ...]:
     """Returns the places of the robot's joints, arm and fingers, in a robosuite model's positions [nq]."""
     joints = [model.joint(number) for number in range(model.njnt)]
     return tuple(int(joint.qposadr[0]) for joint in joints if joint.name.startswith(("robot0_", "gripper0_")))

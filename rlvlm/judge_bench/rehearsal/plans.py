@@ -92,7 +92,7 @@ class Plans(ABC):
         script: player in place of the env's own script, for envs in steps.
     """
 
-    def __init__(self, env: Env[Any, Any], horizon: int, script: Script | None = None) -> None:
+    def __init__(self, env: Env, horizon: int, script: Script | None = None) -> None:
         self.env, self.horizon, self._script = env, horizon, script
         self._rewards: FloatArray | None = None
 
@@ -152,7 +152,7 @@ class Plans(ABC):
 class NumberPlans(Plans):
     """Plans of envs whose actions are numbers: knots [K, A] in units of their range, each held for some steps."""
 
-    def __init__(self, env: Env[Any, Any], horizon: int, script: Script | None = None) -> None:
+    def __init__(self, env: Env, horizon: int, script: Script | None = None) -> None:
         super().__init__(env, horizon, script)
         if isinstance(env, ChunkEnv):
             self._low, self._high = env.action_low, env.action_high
@@ -276,7 +276,7 @@ def make_plans(task: str, config: EnvConfig, horizon: int, seed: int, script: Sc
     return plans
 
 
-def starts_of(env: Env[Any, Any], first: int, count: int, seed: int) -> list[int]:
+def starts_of(env: Env, first: int, count: int, seed: int) -> list[int]:
     """Returns `count` starts from the `first` one on, which no run and no other item of a bench has."""
     begin = (FIRST_HELD_OUT_STATE + 3_000_000 if isinstance(env, ChunkEnv) else _FIRST_SEED) + 100_000 * seed + first
     return list(range(begin, begin + count))

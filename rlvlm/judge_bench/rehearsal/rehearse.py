@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvlm.core.errors import JudgeUnavailable, UnsupportedQuestion, first_line
-from rlvlm.core.steps import Frames, spread
+from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.demonstrations.playing import Script, Style
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv
@@ -74,7 +74,7 @@ class _Asker:
 
     judge: Judge | KnowsItems
     task: str
-    env: Env[Any, Any]
+    env: Env
     size_px: int
     num_frames: int
     goal: str
@@ -330,14 +330,14 @@ def _searcher(plans: Plans, seed: int) -> tuple[Searcher, int]:
     return Climb(plans), _LAST_STARTS
 
 
-def _landmarks(env: Env[Any, Any]) -> Callable[[Any], Any] | None:
+def _landmarks(env: Env) -> Callable[[FloatArray], FloatArray] | None:
     if not isinstance(env, ChunkEnv) or env.landmarks(env.snapshot()[None]).shape[1] < 2:
         return None
     return env.landmarks
 
 
 def _failures(
-    ends: Ends, values: Floats, reached: Floats, kind: Kind, env: Env[Any, Any], judge: str, goal: str
+    ends: Ends, values: Floats, reached: Floats, kind: Kind, env: Env, judge: str, goal: str
 ) -> tuple[tuple[HackedEpisode, Frames], ...]:
     """Returns the failures among `ends` that a judge likes best, by its `values` [N]; successes have `reached`."""
     is_failure = ~ends.success & np.isfinite(values)

@@ -158,7 +158,7 @@ class _Writer:
         self.episodes: list[dict[str, Any]] = []
         """Rows of `meta/episodes`."""
         self._tasks: dict[str, int] = {}
-        self._numbers: dict[str, list[NDArray[Any]]] = {}
+        self._numbers: dict[str, list[np.ndarray]] = {}
         self._histograms = np.zeros((len(self._cameras), 3, 256), np.int64)
         self._num_rows, self._file = 0, -1
         self._side = (0, 0)
@@ -169,7 +169,7 @@ class _Writer:
         num, number = len(rows.actions), len(self.episodes)
         tasks = [self._tasks.setdefault(goal, len(self._tasks)) for goal in rows.goals]
         is_last = np.arange(num) == num - 1
-        numbers: dict[str, NDArray[Any]] = {
+        numbers: dict[str, np.ndarray] = {
             "action": rows.actions.astype(np.float32),
             "observation.state": rows.states.astype(np.float32),
             "next.success": is_last & success,
@@ -272,7 +272,7 @@ def _histogram(images: Frames) -> NDArray[np.int64]:
     return np.stack([np.bincount(images[..., channel].ravel(), minlength=256) for channel in range(3)])
 
 
-def _statistics(numbers: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, list[Any]]]:
+def _statistics(numbers: Mapping[str, np.ndarray]) -> dict[str, dict[str, list[Any]]]:
     """Returns LeRobot's statistics of each feature [T] or [T, N], lists of N."""
     found = {}
     for name, values in numbers.items():

@@ -12,7 +12,7 @@ from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.recordings import find_form
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.labels.records import PERSON_PREFIX
+from rlvlm.labels.records import PERSON_PREFIX, Question
 from rlvlm.labels.store import LabelStore, is_store, open_store
 from rlvlm.plugins.people.config import AskArguments, HumanConfig
 from rlvlm.plugins.people.page import label_page, person_judge
@@ -78,7 +78,7 @@ def _find_store(place: Path, *, trust: bool) -> tuple[LabelStore | None, bool]:
     return label_store(folder, config), config.judge.is_human or config.kind.asks_person(config)
 
 
-def _of_other_judges(store: LabelStore) -> list[Any]:
+def _of_other_judges(store: LabelStore) -> list[Question]:
     """Returns the questions that a judge, not a person, has answered, each once, if all of their images exist."""
     found = {
         item.question.id: item.question

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +112,7 @@ def import_reference(files: Sequence[Path], store: LabelStore, *, goal: str, jud
     return counts
 
 
-def _codes(array: NDArray[Any], count: int) -> NDArray[np.int64]:
+def _codes(array: np.ndarray, count: int) -> NDArray[np.int64]:
     flat = array.reshape(-1)
     # by value, whatever number type the file has: 1.0 is a label, 0.5 is not
     if len(flat) != count or not np.isin(flat, list(_LABELS)).all():
@@ -121,7 +120,7 @@ def _codes(array: NDArray[Any], count: int) -> NDArray[np.int64]:
     return flat.astype(np.int64)
 
 
-def _sums(rewards: NDArray[Any], count: int) -> FloatArray:
+def _sums(rewards: np.ndarray, count: int) -> FloatArray:
     """Returns [N] sums over the steps of each segment."""
     sums = rewards.reshape(count, -1).astype(np.float64).sum(axis=1)
     if not np.isfinite(sums).all():

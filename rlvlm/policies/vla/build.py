@@ -27,7 +27,7 @@ def build_policy(config: VLAConfig, env: ChunkEnv) -> VLAPolicy:
         UsageError: `policy.head` names no VLA.
     """
     if config.model:
-        policy: Any = load(config.checkpoint.build)(config, env)  # transformers and peft are slow to import
+        policy: VLAPolicy = load(config.checkpoint.build)(config, env)  # transformers and peft are slow to import
     elif config.is_own:
         policy = make_own(config, env, VLAPolicy)
     else:

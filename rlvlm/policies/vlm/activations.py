@@ -59,7 +59,7 @@ class LiveBytes(TorchDispatchMode):
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
         self.now, self.peak = 0, 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
         found = func(*args, **(kwargs or {}))
         for tensor in (found,) if isinstance(found, Tensor) else tree_leaves(found):
             if isinstance(tensor, Tensor) and (key := tensor.untyped_storage()._cdata) not in self._seen:
@@ -145,10 +145,10 @@ class _FlashAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:  # noqa: ARG004
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG004
         query, key, value, _, _ = ctx.saved_tensors
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **unused: Any) -> Tensor:
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **unused: object) -> Tensor:
     return _FlashAttention.apply(query, key, value)  # pyright: ignore[reportReturnType]

@@ -5,9 +5,9 @@ replace the prompt's placeholders, and the language model processes the result. 
 this allows encoding an image once, however often it is used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rlvlm.core.episodes import IntArray
 from rlvlm.core.errors import UsageError
+from rlvlm.vlms.processors import Processor
 from rlvlm.vlms.skeleton import device_of
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedTokenizerBase
 
 Grid = tuple[int, int, int]
 _NEVER = -1e9
@@ -121,7 +125,7 @@ class Backbone:
         processor: processor from `rlvlm.vlms.processors`, which turns chats and images into the model's inputs.
     """
 
-    def __init__(self, model: Any, processor: Any) -> None:
+    def __init__(self, model: Any, processor: Processor) -> None:
         self.model = model
         self.processor = processor
         tokenizer = processor.tokenizer
@@ -201,7 +205,7 @@ class Backbone:
         grids = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else [[0, 0, 0]] * len(frames)
         return [torch.stack(parts) for parts in zip(*split, strict=True)], [(t, h, w) for t, h, w in grids]
 
-    def hidden(self, padded: Padded, images: Sequence[SeenImage], cache: Any = None) -> Tensor:
+    def hidden(self, padded: Padded, images: Sequence[SeenImage], cache: "Cache | None" = None) -> Tensor:
         """Returns [B, P + N, D], the last hidden states of a whole batch; those at padding are undefined.
 
         Args:
@@ -230,7 +234,7 @@ class Backbone:
         hidden = self._language(embedded, positions, attention, cache, deep)
         return hidden if back is None else torch.take_along_dim(hidden, back[..., None], 1)
 
-    def decode_step(self, tokens: Tensor, positions: Tensor, attention: Tensor | None, cache: Any) -> Tensor:
+    def decode_step(self, tokens: Tensor, positions: Tensor, attention: Tensor | None, cache: "Cache | None") -> Tensor:
         """Returns [B, D], the last hidden states of one more token each.
 
         Args:
@@ -277,7 +281,7 @@ class Backbone:
         return torch.cat(chosen), torch.cat(entropies) if with_entropies else None
 
     def _language(
-        self, embedded: Tensor, positions: Tensor, attention: Any, cache: Any, deep: dict[str, Any]
+        self, embedded: Tensor, positions: Tensor, attention: Tensor | None, cache: "Cache | None", deep: dict[str, Any]
     ) -> Tensor:
         return self.language(
             inputs_embeds=embedded,
@@ -288,7 +292,7 @@ class Backbone:
             **deep,
         ).last_hidden_state
 
-    def _banned(self, tokenizer: Any) -> Tensor:
+    def _banned(self, tokenizer: "PreTrainedTokenizerBase") -> Tensor:
         added = [index for index, token in tokenizer.added_tokens_decoder.items() if token.special]
         # embeddings are padded to a round number: ids beyond the tokenizer's have weights but no text
         unused = range(len(tokenizer), self.model.get_output_embeddings().weight.shape[0])
@@ -296,7 +300,7 @@ class Backbone:
         return torch.tensor(sorted(banned))
 
 
-def prompt_ids(processor: Any, prompt: str, size_px: tuple[int, int], num_images: int = 1) -> IntArray:
+def prompt_ids(processor: Processor, prompt: str, size_px: tuple[int, int], num_images: int = 1) -> IntArray:
     """Returns [P] ids of a user turn with images of `size_px` (H, W) and `prompt`; `processor` as in `Backbone`."""
     content = [*[{"type": "image"}] * num_images, {"type": "text", "text": prompt}]
     chat = processor.apply_chat_template([{"role": "user", "content": content}])
@@ -305,7 +309,7 @@ def prompt_ids(processor: Any, prompt: str, size_px: tuple[int, int], num_images
     return processor(text=[chat], images=[black])["input_ids"][0].numpy()
 
 
-def table_of(head: Any, banned_ids: Tensor, hidden: Tensor, temperature: float) -> Tensor:
+def table_of(head: Callable[[Tensor], Tensor], banned_ids: Tensor, hidden: Tensor, temperature: float) -> Tensor:
     """Returns [..., V] float32 log-probs by `head` of the token after `hidden` [..., D]; banned ids have none."""
     logits = head(hidden).float() / temperature
     return logits.index_fill(-1, banned_ids.to(logits.device), _NEVER).log_softmax(-1)
@@ -316,7 +320,7 @@ def slice_tokens(vocabulary: int) -> int:
     return max(1, _LOGITS_AT_ONCE // vocabulary)
 
 
-def turn_end(processor: Any, stops: int | Sequence[int] | None) -> int:
+def turn_end(processor: Processor, stops: int | Sequence[int] | None) -> int:
     """Returns the token that ends an answer in the chat's own format; the end of text if the format has none.
 
     Args:

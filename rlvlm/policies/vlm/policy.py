@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ from rlvlm.policies.weights import Shardable
 from rlvlm.vlms.blocks import recompute_blocks
 from rlvlm.vlms.files import copy_settings, locate
 from rlvlm.vlms.lora import cast_adapters, save_adapter
+from rlvlm.vlms.processors import Processor
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedTokenizerBase
 
 _NO_REPLY: IntArray = np.zeros(0, np.int64)
 _VISION = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "image_newline"})
@@ -52,7 +56,7 @@ class VLMPolicy(ReplyPolicy):
         UsageError: the vision encoder is to be trained, but no part of it can.
     """
 
-    def __init__(self, model: Any, processor: Any, config: PolicyConfig, num_actions: int = 0) -> None:
+    def __init__(self, model: Any, processor: Processor, config: PolicyConfig, num_actions: int = 0) -> None:
         super().__init__()
         if config.head == "actions" and num_actions < 2:
             raise ValueError(f"an action head needs >= 2 actions, got {num_actions}; give the env's action names")
@@ -226,7 +230,7 @@ class VLMPolicy(ReplyPolicy):
         positions = [self.backbone.position_ids(ids, image.grids) for ids, image in zip(prompts, seen, strict=True)]
         return pad(prompts, positions, replies or [_NO_REPLY] * len(obs), self.backbone.pad_id, self.device)
 
-    def hidden(self, padded: Padded, images: Sequence[bytes], cache: Any = None) -> Tensor:
+    def hidden(self, padded: Padded, images: Sequence[bytes], cache: "Cache | None" = None) -> Tensor:
         """Returns [B, P + N, D], the last hidden states of a whole batch; `cache` stores its keys and values."""
         return self.backbone.hidden(padded, self._features(images), cache)
 
@@ -271,7 +275,7 @@ class VLMPolicy(ReplyPolicy):
             for ids, answer in zip(self.prompts(obs), answers, strict=True)
         ]
 
-    def imitation(self, shown: Sequence[TokenEpisode], env: TurnEnv, sft: Any, rng: Any, log: Any) -> Imitation:
+    def imitation(self, shown: Sequence[TokenEpisode], env: TurnEnv, sft: Any, rng: object, log: object) -> Imitation:
         """See `Policy`: for episodes in turns; `sft` is a `ReplySFTConfig`, and no random numbers are used."""
         examples = examples_of(self, env, shown)
 
@@ -399,7 +403,7 @@ def decode(tokenizer: Any, ids: IntArray) -> str:
     return tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def token_ends(tokenizer: Any, ids: IntArray) -> IntArray:
+def token_ends(tokenizer: "PreTrainedTokenizerBase", ids: IntArray) -> IntArray:
     """Returns [N], the end of each token of `ids` in the decoded text, in characters; never decreases.
 
     The offsets come from decoding ever longer prefixes of the sampled ids. Tokenizing the text again would give other
@@ -413,7 +417,7 @@ def token_ends(tokenizer: Any, ids: IntArray) -> IntArray:
     return np.maximum.accumulate(ends)
 
 
-def tokens_of_span(tokenizer: Any, ids: IntArray, span: tuple[int, int]) -> NDArray[np.bool_]:
+def tokens_of_span(tokenizer: "PreTrainedTokenizerBase", ids: IntArray, span: tuple[int, int]) -> NDArray[np.bool_]:
     """Returns [N], True for each token with a part of the characters `span` (begin, end) of the decoded text."""
     begin, end = span
     ends = token_ends(tokenizer, ids)

@@ -249,7 +249,7 @@ class RemoteEngine:
         return replace(read_reply(completion, choice), is_sampled=temperature > 0)
 
     def _failure(
-        self, status: int, said: Any, message: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
+        self, status: int, said: object, message: str, sent: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> Exception:
         """Returns the exception for an error; remembers a parameter that the server does not accept for the next try.
 

@@ -163,7 +163,7 @@ def page_in(text: str) -> str:
     return f"a web page{f' titled {title[1].strip()[:80]!r}' if title else ''}, not JSON"
 
 
-def pause_of(status: int, headers: Any, error: Mapping[str, Any]) -> float | None:
+def pause_of(status: int, headers: Mapping[str, str], error: Mapping[str, Any]) -> float | None:
     """Returns the seconds until the server wants to be asked again; None if it does not say.
 
     Infinite if the quota of a whole day is spent and nothing says when it is renewed.
@@ -189,7 +189,7 @@ def pause_of(status: int, headers: Any, error: Mapping[str, Any]) -> float | Non
     return math.inf if is_day else pause_s
 
 
-def retry_after_s(headers: Any) -> float | None:
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Returns the seconds in a `Retry-After` header, a number or a date; None if it is absent or unreadable.
 
     Args:

@@ -50,7 +50,7 @@ def joined_stream(text: str) -> dict[str, Any] | None:
     return body
 
 
-def read_reply(completion: Any, choice: Any) -> ChatReply:
+def read_reply(completion: object, choice: Any) -> ChatReply:
     """Reads the reply in a completion's choice, untrusted: one with missing parts is a failed try.
 
     Raises:
@@ -83,7 +83,7 @@ def read_reply(completion: Any, choice: Any) -> ChatReply:
     )
 
 
-def _usage(counted: Any) -> Usage | None:
+def _usage(counted: object) -> Usage | None:
     """Returns the tokens that are billed, the thoughts among them; None if the server does not count them.
 
     Gemini lists thoughts in `total_tokens` alone, others in `completion_tokens_details` alone.

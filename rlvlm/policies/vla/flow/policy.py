@@ -7,7 +7,7 @@ are kept per element, and the loss (`algo.loss.ratio`) combines them to a ratio.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -34,8 +34,11 @@ from rlvlm.policies.vla.flow.scale import Scale, read_scales, write_scales
 from rlvlm.policies.vla.offsets import OffsetLoss
 from rlvlm.policies.vla.policy import Demonstrations, SampledChunks, Sampling, VLAPolicy
 
+Prefix = TypeVar("Prefix")
+"""An encoded observation, in a network's own form."""
 
-class VelocityNetwork(nn.Module):
+
+class VelocityNetwork(nn.Module, Generic[Prefix]):
     """Network of a flow policy; inputs are images [B, cameras, height, width, 3] uint8, token_ids [B, W] from `read`,
     and normalised proprioception [B, P].
     """
@@ -53,23 +56,23 @@ class VelocityNetwork(nn.Module):
         """Returns [B, W] int64, the instructions in the network's form."""
         raise NotImplementedError("each network has its own tokens")
 
-    def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Any:
+    def prefix(self, images: Tensor, token_ids: Tensor, proprio: Tensor) -> Prefix:
         """Encodes an observation, once per chunk; every denoising step uses the result."""
         raise NotImplementedError("each network has its own body")
 
-    def velocity(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
+    def velocity(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
         """Returns [B, H, D], the velocity at x [B, H, D] and times t [B], after `prefix`."""
         raise NotImplementedError("each network has its own flow head")
 
-    def noise(self, cache: Any, x: Tensor, t: Tensor) -> Tensor:
+    def noise(self, cache: Prefix, x: Tensor, t: Tensor) -> Tensor:
         """Returns [B, H, D], unbounded numbers from which the standard deviations of learned noise are computed."""
         raise NotImplementedError(f"{type(self).__name__} has no head for learned noise; use policy.flow.kernel sde")
 
-    def state_values(self, cache: Any, detach: bool) -> Tensor:
+    def state_values(self, cache: Prefix, detach: bool) -> Tensor:
         """Returns [B] values; `detach` stops the value head's loss at the head."""
         raise NotImplementedError(f"{type(self).__name__} has no value head")
 
-    def predict_offsets(self, cache: Any) -> Tensor:
+    def predict_offsets(self, cache: Prefix) -> Tensor:
         """Returns [B, W], the predicted offsets."""
         raise NotImplementedError(f"{type(self).__name__} predicts no offsets")
 
@@ -132,7 +135,7 @@ class FlowPolicy(VLAPolicy):
         origin[:, 0, self.relative] = proprio[:, self.relative]
         return origin
 
-    def _prefixes(self, obs: Observations) -> tuple[Any, Any]:
+    def _prefixes(self, obs: Observations) -> tuple[object, object]:
         """Returns the network's `prefix` of `obs` as asked when it plays, and of the instructions as they are, which is
         None without guidance.
         """
@@ -141,7 +144,7 @@ class FlowPolicy(VLAPolicy):
         plain = self.network.prefix(images, self.read(obs.texts), proprio) if is_guided else None
         return self.network.prefix(images, token_ids, proprio), plain
 
-    def denoiser(self, cache: Any, plain: Any, temperature: float) -> Denoiser:
+    def denoiser(self, cache: object, plain: object, temperature: float) -> Denoiser:
         """Returns a denoiser for two `_prefixes`, whose noise is multiplied by `temperature`."""
         flow, network = self.flow, self.network
         level = flow.noise * temperature
