@@ -7,11 +7,18 @@ The judge sleeps half a second for each batch of sixteen questions, as one on ot
 what is measured is reading, asking and keeping. `--clips growing` shows clips of up to eight images, `--noise` images
 that do not compress. `--turns` asks as rollouts with a judge per turn do: about `rows` of 32, or each `alone`, as an
 asynchronous one does. Every setting keeps its answers in a new label store. A table of Markdown comes out at the end.
+
+    python benchmarks/score_replicas.py --lost-node 100000 --size-px 8 --batch-s 0.05 --replicas 4
+
+scores so many images on two nodes in name, one of which is killed when a third is answered, and says how many questions
+the judges were asked, how often one again, and how many when the same is scored once more.
 """
 
+import logging
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -26,7 +33,9 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 import numpy as np
 import psutil
+import ray
 import tyro
+from ray.cluster_utils import Cluster
 
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
@@ -44,7 +53,7 @@ from rlvlm.rewards.config import MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import JudgeScorer
 from rlvlm.runs.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
-from rlvlm.serving.client import IN_FLIGHT
+from rlvlm.serving.client import IN_FLIGHT, digest
 from rlvlm.serving.config import PlacementConfig
 
 BATCH, ROW = 16, 32
@@ -70,6 +79,8 @@ class Config:
     served: bool = True
     """Whether the replicas are processes on Ray Serve; else sleeping threads of this one, which leaves out Serve's own
     cost."""
+    lost_node: int = 0
+    """Images that are scored on two nodes, one of which is killed meanwhile, in place of all else; 0: none."""
 
 
 class Threads:
@@ -114,6 +125,58 @@ class SleepingJudge:
 
 def build(config: JudgeConfig, batch_s: float) -> SleepingJudge:
     return SleepingJudge(batch_s)
+
+
+class NotingJudge(SleepingJudge):
+    """Writes down what it is asked, before it answers, in a file of its process."""
+
+    def __init__(self, batch_s: float, folder: Path) -> None:
+        super().__init__(batch_s)
+        self._file = folder / str(os.getpid())
+
+    def score(self, clips: Sequence[Clip]) -> list[Score]:
+        with self._file.open("ab") as file:
+            file.write(b"".join(digest(clip) for clip in clips))
+        return super().score(clips)
+
+
+def asked_in(folder: Path) -> Counter[bytes]:
+    """How often the judges of a folder were asked each question, but for the grey one that shows that they live."""
+    content = b"".join(file.read_bytes() for file in folder.iterdir())
+    counts = Counter(content[begin : begin + 32] for begin in range(0, len(content), 32))
+    grey = np.full((2, 32, 32, 3), 128, np.uint8)
+    del counts[digest(Clip(goal="open the drawer", frames=grey, action="pull"))]
+    return counts
+
+
+def lose_a_node(config: Config) -> None:
+    questions = config.lost_node // config.frames * config.frames
+    asked = Asked(questions=frozenset(["progress"]), every=1, grows=False, size_px=config.size_px)
+    placement = PlacementConfig(num_replicas=config.replicas[0], num_cpus=1, timeout_s=60)
+    node: Any = {"num_cpus": -(-config.replicas[0] // 2), "object_store_memory": 200 << 20}
+    with ExitStack() as stack:
+        store, notes = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
+        cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+        stack.callback(cluster.shutdown)
+        other = cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        stack.callback(ray.shutdown)
+        make: Any = partial(NotingJudge, config.batch_s, notes)
+        judge = stack.enter_context(start_judge(JudgeConfig(batch_size=BATCH), placement, "lost", lambda _: make()))
+        for way in ("a node killed", "once more"):
+            began, answered, before, is_lost = time.perf_counter(), 0, asked_in(notes), way == "once more"
+            for episode in score_episodes(CachedJudge(judge, LabelStore(store)), Films(config, questions), asked):
+                answered += sum(answer.status == "ok" for _, _, answer in episode.rows)
+                if not is_lost and answered > questions / 3:
+                    cluster.remove_node(other, allow_graceful=False)
+                    is_lost = True
+            seconds, counts = time.perf_counter() - began, asked_in(notes) - before
+            times, distinct = counts.total(), len(counts)
+            print(
+                f"{way}: {answered:,} of {questions:,} answered in {seconds:.0f} s; judges were asked "
+                f"{times:,} times about {distinct:,} of them, so {times - distinct:,} times again",
+                flush=True,
+            )
 
 
 @dataclass(frozen=True)
@@ -222,6 +285,9 @@ def measure(config: Config, replicas: int) -> str:
 
 def main() -> None:
     config = tyro.cli(Config, description=__doc__)
+    if config.lost_node:
+        lose_a_node(config)
+        return
     rows = []
     with ray_session(num_workers=2 + config.readers) if config.served else nullcontext():
         for replicas in config.replicas:
