@@ -76,7 +76,7 @@ def ray_nodes():
     @contextmanager
     def nodes(head, *others):
         every = {"include_dashboard": False, "include_log_monitor": False, "object_store_memory": 200 * 2**20, **forked}
-        system = {"prestart_worker_first_driver": False, "worker_register_timeout_seconds": 120}
+        system = {"prestart_worker_first_driver": False, "worker_niceness": 0, "worker_register_timeout_seconds": 120}
         of_the_head = {"no_monitor": True, "_system_config": system}
         cluster = Cluster()
         folder = tempfile.mkdtemp(prefix="rlvlm-", dir="/tmp")  # short: paths of Ray's sockets end at 107 bytes
