@@ -5,7 +5,7 @@ the best ones. No env needs to go back to a state: each plan is played from a st
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, Env, TurnEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.judge_bench.attempts import walk
 
+Belief = TypeVar("Belief")
 _KNOTS = 8
 """Parts of an episode, in each of which an action is held: the sequences stay few numbers long."""
 _WIDTH, _MIN_WIDTH = 0.7, 0.05
@@ -83,7 +84,7 @@ class Ends:
         )
 
 
-class Plans(ABC):
+class Plans(ABC, Generic[Belief]):
     """Plans of one env: arrays [..., P] of numbers, drawn about a belief per start.
 
     Args:
@@ -113,19 +114,19 @@ class Plans(ABC):
         return reward_ranks(episode, self._rewards)
 
     @abstractmethod
-    def prior(self, count: int) -> Any:
+    def prior(self, count: int) -> Belief:
         """Returns the belief before anything is known, for `count` starts."""
 
     @abstractmethod
-    def draw(self, belief: Any, count: int, rng: np.random.Generator) -> FloatArray:
+    def draw(self, belief: Belief, count: int, rng: np.random.Generator) -> FloatArray:
         """Returns [starts, count, ...] plans drawn from a belief."""
 
     @abstractmethod
-    def toward(self, belief: Any, best: FloatArray) -> Any:
+    def toward(self, belief: Belief, best: FloatArray) -> Belief:
         """Returns the belief moved toward the best plans [starts, E, ...]."""
 
     @abstractmethod
-    def middle(self, belief: Any) -> FloatArray:
+    def middle(self, belief: Belief) -> FloatArray:
         """Returns [starts, ...], the most likely plan of each start."""
 
     @abstractmethod
@@ -149,7 +150,7 @@ class Plans(ABC):
         )
 
 
-class NumberPlans(Plans):
+class NumberPlans(Plans[tuple[FloatArray, FloatArray]]):
     """Plans of envs whose actions are numbers: knots [K, A] in units of their range, each held for some steps."""
 
     def __init__(self, env: Env, horizon: int, script: Script | None = None) -> None:
@@ -229,7 +230,7 @@ class NumberPlans(Plans):
         return Ends.joined(parts)
 
 
-class WordPlans(Plans):
+class WordPlans(Plans[FloatArray]):
     """Plans of envs in turns: the index of an action for each turn, [T], drawn by probabilities [T, actions]."""
 
     env: TurnEnv

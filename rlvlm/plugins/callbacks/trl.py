@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from rlvlm.reports.watch import Watch
 
@@ -23,16 +23,23 @@ class WatchCallback(TrainerCallback):
     def __init__(self, watch: Watch, report: str | Path = "", *, stops: bool = False) -> None:
         self._watch, self._report, self._stops = watch, report, stops
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: object) -> None:
+    def on_log(
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: object,
+    ) -> None:
         figures = self._watch.figures()
         if logs is not None:
             logs |= figures
         if state.log_history:
             state.log_history[-1] |= figures
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+    def on_step_end(self, args: object, state: object, control: TrainerControl, **_: object) -> None:
         control.should_training_stop = control.should_training_stop or (self._stops and bool(self._watch.alarm))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+    def on_train_end(self, args: object, state: object, control: object, **_: object) -> None:
         if self._report:
             self._watch.report(self._report)

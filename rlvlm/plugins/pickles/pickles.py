@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_bytes
@@ -46,7 +45,7 @@ class RefusedPickle(UsageError):  # noqa: N818 - named for what is done with it
         )
 
 
-def read_pickled_arrays(source: Path | bytes) -> list[NDArray[Any]]:
+def read_pickled_arrays(source: Path | bytes) -> list[np.ndarray]:
     """Returns the arrays in a pickled list, in order.
 
     Args:
@@ -87,7 +86,7 @@ def _check_program(data: bytes) -> None:
 class _Type:
     """Placeholder for a dtype."""
 
-    def __init__(self, code: Any, *_: Any) -> None:
+    def __init__(self, code: object, *_: object) -> None:
         # text first: hashing or printing nested tuples takes as long as all that they contain
         if not isinstance(code, str) or code not in _TYPES:
             raise RefusedPickle("it has an array of anything but plain numbers")
@@ -102,14 +101,14 @@ class _Type:
 class _Array:
     """Placeholder for an array until its content arrives."""
 
-    def __init__(self, *_: Any) -> None:
-        self.array: NDArray[Any] | None = None
+    def __init__(self, *_: object) -> None:
+        self.array: np.ndarray | None = None
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, is_fortran, raw = state
         self.fill(raw, kind, shape, "F" if is_fortran is True else "C")
 
-    def fill(self, raw: Any, kind: Any, shape: Any, order: Any) -> "_Array":
+    def fill(self, raw: object, kind: object, shape: object, order: object) -> "_Array":
         """Sets the content from bytes after checking that type, shape and length agree."""
         if not (isinstance(raw, bytes | bytearray) and isinstance(kind, _Type) and isinstance(shape, tuple)):
             raise RefusedPickle("an array needs bytes, a plain type and a shape")
@@ -146,7 +145,7 @@ class _Reader(pickle.Unpickler):
                 return lambda: b""
         raise RefusedPickle(f"it names {module[:60]!r} {name[:60]!r}, which no array needs")
 
-    def _encode(self, text: Any, encoding: Any) -> bytes:
+    def _encode(self, text: Any, encoding: object) -> bytes:
         if encoding != "latin1":
             raise RefusedPickle("it calls something in a way that no array needs")
         # each text of the file once, or copies of a long one would cost only a few bytes each
