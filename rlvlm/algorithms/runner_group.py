@@ -99,6 +99,8 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._values: ray.ObjectRef | None = None
         self._calls: dict[ray.ObjectRef, int] = {}
         """Runner that each of the turn's calls went to."""
+        self._processes: dict[int, str] = {}
+        """Process in which each runner began; Ray may start another before anybody misses it."""
         self._restarts = self._num_empty = 0
         self._replacements = Replacements("env runner", "--algo.env-runners")
 
@@ -171,7 +173,7 @@ class RemoteRunnerGroup(Generic[Sample]):
         self._restarts = state["restarts"]
         for index in self.alive():
             if str(index) in state["runners"]:
-                is_there = self._call_runner(index, "load_tree", tree=state["runners"][str(index)])
+                is_there = self._begin(index, "load_tree", tree=state["runners"][str(index)])
             else:
                 is_there = self._begin_anew(index)
             if not is_there:
@@ -193,17 +195,20 @@ class RemoteRunnerGroup(Generic[Sample]):
             if isinstance(answer, Lost):
                 manager.set_actor_state(index, False)
                 self._replacements.replace(index, manager.actors()[index], answer)
-            else:
-                answers[index], packed = answer
+            elif self._processes.setdefault(index, answer[-1]) == answer[-1]:
+                answers[index], packed, _ = answer
                 PIXELS.unpack(packed)
+            else:  # it was lost between two calls, and would repeat its first episodes
+                manager.set_actor_state(index, False)
         return answers
 
     def _begin_anew(self, index: int) -> bool:
         self._restarts += 1  # counted even if it fails: no two attempts may have the same random numbers
-        return self._call_runner(index, "begin", restart=self._restarts)
+        return self._begin(index, "begin", restart=self._restarts)
 
-    def _call_runner(self, index: int, method: str, **arguments: object) -> bool:
-        """Calls a method of one runner; returns whether it still exists."""
+    def _begin(self, index: int, method: str, **arguments: object) -> bool:
+        """Calls a method by which a runner begins, in whatever process it now is; returns whether it still exists."""
+        self._processes.pop(index, None)
         return index in self._answers(self._send([index], method, **arguments))
 
     def _await_revival(self) -> None:
@@ -238,15 +243,15 @@ def check_places(num_runners: int, cpus_each: float) -> None:
 
 
 def _call(runner: Any, method: str, **arguments: object) -> object:
-    """Runs in the actor: returns the method's result and the images stored meanwhile, for the caller to store, or the
-    exception that it raised.
+    """Runs in the actor: returns the method's result, the images stored meanwhile, for the caller to store, and the
+    process, or the exception that it raised.
 
     If raised there, an exception would end the actor, and RLlib would restart it without its cause.
     """
     try:
         if method == "load_tree":  # weights are large and only read, so not copied
             arguments = _writable(arguments)
-        return getattr(runner, method)(**arguments), PIXELS.take_all()
+        return getattr(runner, method)(**arguments), PIXELS.take_all(), ray.get_runtime_context().get_worker_id()
     except Exception as error:
         error.add_note(f"in env runner {runner.worker_index}:\n{traceback.format_exc()}")
         return error

@@ -159,15 +159,15 @@ def test_runners_see_different_episodes_of_the_same_policy(pair):
 
 
 def test_a_killed_runner_is_missed_until_it_is_back_though_it_died_again_as_it_began(pair, caplog, monkeypatch):
-    runner_group, call_runner, deaths = pair.runners, pair.runners._call_runner, []
+    runner_group, begin_runner, deaths = pair.runners, pair.runners._begin, []
 
     def die_first(index, method, **arguments):
         if not deaths:
             deaths.append(index)
             kill(pair, index)
-        return call_runner(index, method, **arguments)
+        return begin_runner(index, method, **arguments)
 
-    monkeypatch.setattr(runner_group, "_call_runner", die_first)
+    monkeypatch.setattr(runner_group, "_begin", die_first)
     kill(pair, 1)
     before = pair.env_steps
     pair.train()
@@ -177,6 +177,26 @@ def test_a_killed_runner_is_missed_until_it_is_back_though_it_died_again_as_it_b
     assert "env runner 1 was lost, with its episodes under way" in caplog.text
     rewards = pair.learner.replay.rewards
     assert len(rewards) == min(pair.env_steps, 1000) and rewards.isfinite().all()
+
+
+def test_a_runner_that_ray_restarts_before_anybody_misses_it_does_not_repeat_its_first_episodes(pair, caplog):
+    wait_for_both(pair)
+    actor = pair.runners._group._worker_manager.actors()[1]
+
+    def process():
+        try:
+            return ray.get(actor.apply.remote(lambda runner: os.getpid()))
+        except ray.exceptions.RayActorError:
+            return None
+
+    old = process()
+    os.kill(old, signal.SIGKILL)
+    wait_until(lambda: process() not in (None, old), "Ray restarts it")
+    before = pair.env_steps
+    pair.train()
+    assert pair.env_steps == before + NUM_ENVS * EPISODE_STEPS, "the other one's turns count"
+    wait_for_both(pair)
+    assert "env runner 1 was lost, with its episodes under way, and is back with new ones" in caplog.text
 
 
 def test_more_runners_than_the_cluster_can_hold_are_refused(build):
