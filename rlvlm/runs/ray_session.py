@@ -34,9 +34,10 @@ START_TRIES = 3
 SLOW_S, PATIENCE_S = 20.0, 420.0
 """Duration after which a failed try is blamed on a busy machine, and total time for such tries, seconds."""
 OBJECT_STORE_BYTES = 200 * 2**20
-"""Size of the object store beside the weights of large policies, bytes: the smallest sensible one suffices for queries
-and episodes.
-"""
+"""Minimum size of the object store, bytes: it suffices for queries and episodes."""
+_ROOM = 2**30
+"""Its size beside the weights of large policies where /dev/shm allows it, bytes: what hundreds of envs ask served
+policies and judges at once has room, and only what is used takes memory."""
 _SHM = Path("/dev/shm")
 _SHARE_OF_SHM = 0.8
 """Maximum share of the free space in /dev/shm for the store of a private Ray."""
@@ -134,7 +135,7 @@ def store_room(weights_bytes: int) -> int:
             f"mount it (mount -t tmpfs tmpfs {_SHM}); a container has it unless it is told otherwise",
         )
     free = shutil.disk_usage(_SHM).free if _SHM.is_dir() else 0
-    return max(OBJECT_STORE_BYTES, min(OBJECT_STORE_BYTES + weights_bytes, int(_SHARE_OF_SHM * free)))
+    return max(OBJECT_STORE_BYTES, min(_ROOM + weights_bytes, int(_SHARE_OF_SHM * free)))
 
 
 @contextmanager
