@@ -30,6 +30,7 @@ from rlvlm.core.errors import (
     UnsupportedQuestion,
     first_line,
 )
+from rlvlm.core.imports import uncollected
 from rlvlm.serving.config import PlacementConfig
 
 logger = logging.getLogger(__name__)
@@ -240,7 +241,8 @@ class Heartbeat:
 
 def _stack(thread: int) -> Iterator[tuple[int, int]]:
     """Yields the innermost frames of a thread and the instruction that each is at."""
-    frame = sys._current_frames().get(thread)
+    with uncollected():  # Python 3.11 before .9 waits for ever if it collects within (python/cpython#106883)
+        frame = sys._current_frames().get(thread)
     for _ in range(_MAX_STACK):
         if frame is None:
             return

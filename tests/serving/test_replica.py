@@ -1,5 +1,7 @@
 """What all replicas share, without Ray around it: signs of life, a share of a GPU, and why something does not start."""
 
+import gc
+import sys
 import threading
 import time
 
@@ -99,6 +101,15 @@ def test_on_a_gpu_finished_layers_are_life_and_a_spinning_wait_is_none():
 
     assert reason_after(layers, Heartbeat(waits_for_gpu=True), looks=20) is None
     assert "no sign of life" in (reason_after(spin, Heartbeat(waits_for_gpu=True), looks=40) or "")
+
+
+def test_no_garbage_is_collected_while_the_stacks_of_threads_are_read(monkeypatch):
+    # Python 3.11 before .9 holds a lock meanwhile that a collection may wait for
+    collects = []
+    frames = sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: collects.append(gc.isenabled()) or frames())
+    assert len(list(module._stack(threading.get_ident()))) > 1
+    assert collects == [False] and gc.isenabled()
 
 
 def test_loading_that_takes_too_long_is_a_named_cause(monkeypatch):
