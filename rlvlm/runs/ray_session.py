@@ -122,7 +122,7 @@ def ray_session(
         yield "" if dashboard_port is None else f"Ray's dashboard: {link}"
 
 
-def store_room(weights_bytes: int) -> int:
+def store_room(weights_bytes: int = 0) -> int:
     """Returns the size of an object store for these weights, as far as /dev/shm allows: the rest goes through the disk,
     which is several times as slow.
 
@@ -182,7 +182,7 @@ def start_ray(
     *,
     exports_metrics: bool = False,
     log: Callable[[str], None] = logger.warning,
-    store_bytes: int = OBJECT_STORE_BYTES,
+    store_bytes: int | None = None,
 ) -> str:
     """Starts a Ray of our own in this process, and returns its dashboard's address, HOST:PORT, if it has one; on a busy
     machine it may take several tries.
@@ -194,7 +194,7 @@ def start_ray(
         node_ip: address of this machine under which others may join; None: only this machine.
         exports_metrics: see `ray_session`.
         log: see `ray_session`.
-        store_bytes: size of the object store.
+        store_bytes: size of the object store; None: `store_room` of no weights.
 
     Raises:
         MachineError: no try succeeds, or a required package is missing.
@@ -229,7 +229,7 @@ def start_ray(
                     include_dashboard=dashboard_port is not None,
                     dashboard_host="127.0.0.1",
                     dashboard_port=dashboard_port,
-                    object_store_memory=store_bytes,
+                    object_store_memory=store_room() if store_bytes is None else store_bytes,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     _temp_dir=str(folder),

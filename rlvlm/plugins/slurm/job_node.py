@@ -27,7 +27,7 @@ from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, MachineError
 from rlvlm.runs.environment import usable_cores
 from rlvlm.runs.guardian import guarded_folder
-from rlvlm.runs.ray_session import OBJECT_STORE_BYTES, make_parent, start_ray, write_token
+from rlvlm.runs.ray_session import make_parent, start_ray, store_room, write_token
 
 POLL_S = 0.5
 
@@ -106,7 +106,7 @@ def _member(parent: Path, arguments: NodeArguments) -> Iterator[Callable[[], Non
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",
         f"--num-cpus={usable_cores()}",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--object-store-memory={store_room()}",
         f"--temp-dir={parent / 'r'}",
     ]
     with log.open("wb") as stream:
