@@ -20,6 +20,7 @@ import pytest
 from api_server import ApiServer, Call, Response, error
 from chaos import FaultReport, Killer, exists, replica_pids, wait_until
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from stub_judge import WHO, StubJudge, set_trap, stub, stub_queries
 from tiny_run import table
@@ -160,12 +161,15 @@ def test_an_overload_is_refused_and_forgotten(running, report, lasting_s):
     fresh = stub_queries(4, SEED + 3)
     assert client_of(running, retries=10).compare(fresh) == right(fresh)
     report.recovery_s.append(time.monotonic() - end)
-    refused = answered = 0
+    refused = answered = interrupted = 0
     for items, response in responses:
         try:
             receipt = response.result(timeout_s=30)
         except BackPressureError:
             refused += 1
+            continue
+        except RayActorError:  # a starved machine answers health checks late; a client, unlike a handle, asks again
+            interrupted += 1
             continue
         assert isinstance(receipt, Receipt)
         report.count(right(items), [[answer] for answer in receipt.answers])
@@ -175,12 +179,13 @@ def test_an_overload_is_refused_and_forgotten(running, report, lasting_s):
         "offered": len(responses),
         "answered": answered,
         "refused": refused,
+        "interrupted": interrupted,
         "drained_s": round(time.monotonic() - end, 2),
     }
     bound = 2 * MAX_ONGOING_REQUESTS + MAX_QUEUED_REQUESTS
     assert refused >= len(responses) - 130 * lasting_s - bound, "what waits is bounded"
     assert refused > 0 and report.lost == report.wrong == 0
-    assert lasting_s < 60 or report.recovery_s[0] <= 5.0
+    assert lasting_s < 60 or (report.recovery_s[0] <= 5.0 and not interrupted)
 
 
 @pytest.mark.parametrize("count", scales(300, 5_000))

@@ -39,7 +39,7 @@ class StopRequest:
         """What the run does now at the first signal, for that line."""
         self._unsaid = ""  # line of a signal that came in the middle of a write
         self._was_asked = False
-        self._last: tuple[int, float] = (0, 0.0)  # number and time of the first signal
+        self._last: tuple[int, float] = (0, 0.0)  # number and time of the first signal that does more than ask
         self._before: dict[signal.Signals, Any] = {}
 
     def __bool__(self) -> bool:
@@ -76,21 +76,30 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, _: FrameType | None) -> None:
-        # the second time the default action, as without a handler: the exit status is that of the signal
+        # the same signal may come again between any two lines of this, so what is decided on is read once
+        was_asked = self._was_asked
         is_repeat = number == self._last[0] and time.monotonic() < self._last[1] + REPEAT_S
-        if self._was_asked and not is_repeat and number not in ONLY_ASK:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._was_asked |= number not in ONLY_ASK
-        if not self.signal_name:
-            again = " (once more ends it at once)" if self._was_asked else ""
-            later = f"; go on later with: {self.advice}" if self.advice else ""
-            text = f"{signal.Signals(number).name}: {self.promise}{again}{later}"
-            try:
-                self.log(text)
-            except RuntimeError:  # the signal interrupted a write: it is said when the run next looks
-                self._unsaid = text
-            except OSError:  # the terminal is gone
-                pass
-            self._last = number, time.monotonic()  # after the line, which may take a while to write
-        self.signal_name = self.signal_name or signal.Signals(number).name
+        if number not in ONLY_ASK:
+            if was_asked and not is_repeat:
+                # the default action, as without a handler: the exit status is that of the signal
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            if not was_asked:
+                self._last = number, time.monotonic()
+                self._was_asked = True
+        was_named, self.signal_name = self.signal_name, self.signal_name or signal.Signals(number).name
+        if not was_named:
+            self._say(number)
+        if not was_asked and number not in ONLY_ASK:
+            self._last = number, time.monotonic()  # again after the line, which may take a while to write
+
+    def _say(self, number: int) -> None:
+        again = " (once more ends it at once)" if self._was_asked else ""
+        later = f"; go on later with: {self.advice}" if self.advice else ""
+        text = f"{signal.Signals(number).name}: {self.promise}{again}{later}"
+        try:
+            self.log(text)
+        except RuntimeError:  # the signal interrupted a write: it is said when the run next looks
+            self._unsaid = text
+        except OSError:  # the terminal is gone
+            pass

@@ -57,6 +57,20 @@ def test_a_time_limit_that_signals_the_process_and_its_group_asks_once():
     assert child.stdout == "ready\nsaved\n" and child.returncode == 124, "the code of timeout itself"
 
 
+@pytest.mark.parametrize("warned", [False, True])
+def test_a_repeat_while_the_line_is_written_is_the_same_request(warned):
+    """The second signal of `timeout` may find the first one's handler at work, also after SLURM's early warning."""
+    code = (
+        "import os, signal\nfrom rlvlm.core.console.signals import StopRequest\n"
+        "again = lambda _: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "with StopRequest() as stop:\n"
+        f"    {'os.kill(os.getpid(), signal.SIGUSR1)' if warned else 'stop.log = again'}\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n    os.kill(os.getpid(), signal.SIGTERM)\n    print('saved')\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (child.stdout, child.returncode) == ("saved\n", 0)
+
+
 def test_an_early_warning_beside_the_real_signal_ends_nothing():
     for order in ((signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)):
         with StopRequest() as stop:
