@@ -18,7 +18,7 @@ from rlvlm.serving.judge_replica import Builder, JudgeReplica
 from rlvlm.serving.places import preferring
 from rlvlm.serving.policy_replica import PolicyBuilder, PolicyReplica, VllmPolicyReplica
 from rlvlm.serving.refusal import RETRY_AFTER_S
-from rlvlm.serving.replica import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
+from rlvlm.serving.replica import FAILED_CHECKS, HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
 from rlvlm.serving.router import FewestRequestsRouter
 from rlvlm.vlms.config import EngineConfig
 
@@ -129,7 +129,8 @@ def _options(
         # more tries would only repeat the error of a missing file or a GPU that is too small
         max_constructor_retry_count=3,
         health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        # a check that gets no answer in time is silence too, of the event loop or of a starved machine
+        health_check_timeout_s=max(HEALTH_TIMEOUT_S, placement.stall_s / FAILED_CHECKS),
         graceful_shutdown_timeout_s=GRACE_S,
         graceful_shutdown_wait_loop_s=GRACE_S / 4,
         logging_config={"log_level": "WARNING", "enable_access_log": False},

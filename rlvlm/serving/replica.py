@@ -36,7 +36,7 @@ from rlvlm.serving.config import PlacementConfig
 logger = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.5
-"""Seconds between two health checks, and the maximum wait for one. The answer never waits for the model."""
+"""Seconds between two health checks, and the least wait for the answer to one, which never waits for the model."""
 FAILED_CHECKS = 3
 """Number of consecutive failures after which Serve replaces the replica."""
 START_TIMEOUT_S = 1_800.0

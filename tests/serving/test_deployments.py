@@ -24,6 +24,9 @@ def test_the_placement_becomes_the_deployments_options():
     fixed = bind_judge(JudgeConfig(), PlacementConfig(num_replicas=2, num_gpus=0.5))._bound_deployment
     assert fixed.num_replicas == 2 and fixed._deployment_config.autoscaling_config is None
     assert (fixed.ray_actor_options or {})["num_gpus"] == 0.5
+    assert fixed._deployment_config.health_check_timeout_s == 2.5
+    patient = bind_judge(JudgeConfig(), PlacementConfig(stall_s=60.0))._bound_deployment
+    assert patient._deployment_config.health_check_timeout_s == 20.0
     growing = PlacementConfig(num_replicas=1, max_replicas=4, target_ongoing_requests=3, upscale_delay_s=5)
     options = bind_judge(JudgeConfig(), growing)._bound_deployment._deployment_config.autoscaling_config
     assert options is not None
