@@ -77,10 +77,10 @@ def test_calls_of_some_milliseconds_are_one_request_a_replica(sender_of):
     # by hand: nothing is under way, so two replicas get three calls of five and two
     sender, requests = sender_of(right, num_replicas=2)
     asked = [future for call in "abcde" for future in sender.send([call], gathers=True)]
-    assert [future.result(5) for future in asked] == [f"answer to {call}" for call in "abcde"]
+    assert [future.result(60) for future in asked] == [f"answer to {call}" for call in "abcde"]
     assert [list(calls.values()) for calls in requests] == [["a", "b", "c"], ["d", "e"]]
     for future in sender.send(["piece 1", "piece 2"], gathers=False):
-        future.result(5)
+        future.result(60)
     assert [list(calls.values()) for calls in requests[2:]] == [["piece 1"], ["piece 2"]]
 
 
@@ -120,9 +120,9 @@ def test_only_what_has_no_answer_is_sent_again(sender_of):
 
     sender, requests = sender_of(answer)
     *asked, long, last = sender.send(list("abcde"), gathers=True)
-    assert [future.result(5) for future in [*asked, last]] == [f"answer to {call}" for call in "abce"]
+    assert [future.result(60) for future in [*asked, last]] == [f"answer to {call}" for call in "abce"]
     with pytest.raises(UsageError, match="too long"):
-        long.result(5)
+        long.result(60)
     assert requests == [dict(enumerate("abcde")), {1: "b", 2: "c", 3: "d", 4: "e"}, {1: "b", 2: "c"}]
 
 
@@ -134,7 +134,7 @@ def test_calls_that_are_never_answered_end_with_the_reason(sender_of):
     sender, requests = sender_of(answer)
     for future in sender.send(["a", "b"], gathers=True):
         with pytest.raises(ModelUnavailable, match="gave no answer in 3 tries: ActorDiedError"):
-            future.result(5)
+            future.result(60)
     assert len(requests) == 3
 
 
@@ -151,12 +151,12 @@ def test_closing_cancels_what_is_under_way(sender_of):
 
     sender, _ = sender_of(answer)
     [asked] = sender.send(["a"], gathers=True)
-    assert begun.wait(5)
+    assert begun.wait(60)
     sender.close()
     with pytest.raises(CancelledError):
-        asked.result(5)
-    assert ended.wait(5)
-    sender._thread.join(5)
+        asked.result(60)
+    assert ended.wait(60)
+    sender._thread.join(60)
 
 
 def test_a_replica_counts_as_busy_with_the_calls_that_are_still_open():
