@@ -39,11 +39,19 @@ FIX = install_line()
 """Fix to propose when nothing can be drawn."""
 
 _VARIABLE = "MUJOCO_GL"
+_LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
 _PROBE = """
-import importlib, sys
-context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(16, 16)
-context.make_current()
-context.free()
+import ctypes.util, importlib, sys
+backend, library = sys.argv[1:]
+try:
+    context = importlib.import_module("mujoco." + backend).GLContext(16, 16)
+    context.make_current()
+    context.free()
+except Exception:
+    # PyOpenGL's own error is that None has no attribute of it
+    if library and not ctypes.util.find_library(library):
+        sys.exit(f"lib{library} is not installed")
+    raise
 """
 _LOGGER = logging.getLogger(__name__)
 
@@ -83,7 +91,7 @@ def try_renderer(backend: str, timeout_s: float = 60.0) -> str | None:
         timeout_s: time limit for the child, seconds.
     """
     environment = os.environ | {_VARIABLE: backend, "PYOPENGL_PLATFORM": backend}
-    command = [sys.executable, "-c", _PROBE, backend]
+    command = [sys.executable, "-c", _PROBE, backend, _LIBRARIES.get(backend, "")]
     try:
         child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

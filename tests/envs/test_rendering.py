@@ -54,6 +54,11 @@ def test_a_trial_works_whatever_this_process_draws_with(monkeypatch, working):
     assert "no answer within" in (try_renderer("egl", timeout_s=0.001) or "")
 
 
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(rendering._LIBRARIES, "no_such_backend", "NoSuchMesa")
+    assert try_renderer("no_such_backend") == "libNoSuchMesa is not installed"
+
+
 @pytest.mark.parametrize(
     ("release", "platform", "command"),
     [
