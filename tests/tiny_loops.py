@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import numpy as np
+import torch
 from tiny_episodes import BlockJudge, tiny_episodes
 
 from rlvlm.envs.images import FrameStore
@@ -41,16 +42,16 @@ def filled(teacher: Teacher, num_episodes: int = 6, **options: Any) -> FeedbackL
 
 def through_files(tree: Any, arrays: dict[str, np.ndarray], path: str = "") -> Any:
     """`tree` with its arrays moved into `arrays`, so that JSON can hold the rest."""
-    if isinstance(tree, np.ndarray):
-        assert tree.dtype != object
-        arrays[path] = tree.copy()
+    if isinstance(tree, np.ndarray | torch.Tensor):
+        arrays[path] = np.array(tree)
+        assert arrays[path].dtype != object
         return {"array": path}
     if isinstance(tree, dict):
         assert all(isinstance(name, str) for name in tree)
         return {name: through_files(value, arrays, f"{path}/{name}") for name, value in tree.items()}
     if isinstance(tree, list):
         return [through_files(value, arrays, f"{path}/{at}") for at, value in enumerate(tree)]
-    assert isinstance(tree, str | int | float | bool), f"{path} is {type(tree)}"
+    assert isinstance(tree, str | int | float | bool | None), f"{path} is {type(tree)}"
     return tree
 
 

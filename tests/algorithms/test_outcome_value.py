@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from rlvlm.algorithms.outcome_value import OutcomeValue, td_targets
 from rlvlm.core.steps import FloatArray
@@ -110,15 +109,3 @@ def test_an_expectile_above_a_half_leans_towards_the_better_outcomes():
         values.append(float(value.predict(np.zeros((1, 1), np.float32))[0, 0]))
     # tau (1 - v) = (1 - tau) v for outcomes 0 and 1 alike, so v is tau itself
     np.testing.assert_allclose(values, [0.2, 0.5, 0.8], atol=0.03)
-
-
-def test_a_resumed_value_continues_exactly():
-    config = ValueConfig(hidden=8, steps=20, heads=2, td_lambda=0.5, monte_carlo=1, episodes=30)
-    episodes, outcomes = walks(40, 5)
-    first, second = (OutcomeValue(config, STATES, 0) for _ in range(2))
-    first.learn(rows(episodes[:20]), np.array(outcomes[:20]))
-    torch.manual_seed(9)  # its random numbers are its own
-    second.set_state(first.get_state())
-    for value in (first, second):
-        value.learn(rows(episodes[20:]), np.array(outcomes[20:]), (0.1, 0.0))
-    np.testing.assert_array_equal(*(value.predict(np.eye(STATES, dtype=np.float32)) for value in (first, second)))

@@ -35,11 +35,3 @@ def test_a_judge_that_cannot_be_read_is_given_up_with_samples():
         health.check(garbage[100:])
     assert "--judge.prompt" in raised.value.fix
     health.check(garbage[100:])  # the next judge is not blamed for the last one
-
-
-def test_a_restored_patience_is_as_short():
-    one, other = JudgeHealth(), JudgeHealth()
-    one.note([unread()] * 49 + [LEFT])
-    other.set_state(one.get_state())
-    with pytest.raises(JudgeUnavailable, match="49 of the last 50"):
-        other.check([])

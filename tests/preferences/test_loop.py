@@ -1,13 +1,12 @@
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_episodes import numbered_trajectory, tiny_episode, tiny_episodes, transitions_of, truth, verdict
-from tiny_loops import FEEDBACK, build, filled, from_files, judge_teacher, same_trees, through_files
+from tiny_episodes import numbered_trajectory, tiny_episodes, transitions_of, truth, verdict
+from tiny_loops import FEEDBACK, build, filled, judge_teacher, same_trees
 
 from rlvlm.core import metrics
 from rlvlm.core.errors import JudgeUnavailable
@@ -15,7 +14,6 @@ from rlvlm.core.judging import Label, Verdict
 from rlvlm.core.steps import Pair
 from rlvlm.envs.images import FrameStore
 from rlvlm.preferences.asking import Session, TeacherQueue
-from rlvlm.preferences.loop import FeedbackLoop
 from rlvlm.preferences.queries import draw_pairs, look_alike
 from rlvlm.preferences.teachers import OracleTeacher, RandomTeacher, Teacher
 from rlvlm.rewards.source import Labelling
@@ -131,78 +129,18 @@ OF_PAIRS = {"segment_steps": 2, "recent_episodes": 5}
 OF_SCORES = [{}, {"sampling": "disagreement"}, {"sampling": "k_center"}, {"ahead": True}]
 
 
-@pytest.mark.parametrize("kind", ["random", "judge"])
-@pytest.mark.parametrize(
-    ("source", "sees", "change"),
-    [
-        ("preference", "image", OF_PAIRS),
-        ("preference", "state", OF_PAIRS),
-        *(pytest.param("score", "image", {"queries": 20, **score}, marks=pytest.mark.slow) for score in OF_SCORES),
-    ],
-)
-def test_a_restored_loop_goes_on_exactly(kind, source, sees, change):
-    def loop_of(seed: int) -> FeedbackLoop:
-        teacher = RandomTeacher(seed) if kind == "random" else judge_teacher()
-        return build(teacher, dataclasses.replace(FEEDBACK, **change), sees, seed, source)
-
-    one, other = loop_of(0), loop_of(99)
-    for episode in tiny_episodes(12):
-        one.add(episode)
-    one.run_session(10)
-    assert one.source.version == int("ahead" not in change)
-    one.drain_records()
-    arrays: dict[str, np.ndarray] = {}
-    text = json.dumps(through_files(one.get_state(), arrays))
-    other.set_state(from_files(json.loads(text), arrays))
-    assert same_trees(one.get_state(), other.get_state())
-    lines, said = [], []
-    for loop in (one, other):
-        loop.add(tiny_episode(50))
-        assert loop.is_due(15) and not loop.is_due(14)
-        lines.append({name: value for name, value in loop.run_session(15).items() if not name.endswith("_s")})
-        records: list[Any] = loop.drain_records()
-        said.append([record.score.value if source == "score" else record.verdict.label for record in records])
-    assert lines[0] == lines[1] and said[0] == said[1] != []
-    assert same_trees(one.get_state(), other.get_state())
-    steps = transitions_of(*tiny_episodes(6))
-    np.testing.assert_array_equal(one.source.label(steps), other.source.label(steps))
-
-
 @pytest.mark.parametrize("sampling", ["disagreement", "entropy", "k_center"])
-def test_informed_sampling_starts_after_the_first_fit_and_survives_a_restart(sampling):
+def test_informed_sampling_starts_after_the_first_fit(sampling):
     asked = {}
     for kind in ("uniform", sampling):
         feedback = dataclasses.replace(FEEDBACK, sampling=kind, pool=5)
         teacher = Scripted(truth)
         loop = filled(teacher, feedback=feedback)
         loop.run_session(10)
-        restored = filled(Scripted(truth), num_episodes=0, feedback=feedback, seed=5)
-        restored.set_state(loop.get_state())
-        loop.run_session(15), restored.run_session(15)
-        assert same_trees(loop.get_state(), restored.get_state())
+        loop.run_session(15)
         asked[kind] = [float(pair.left.snapshots[0, 2]) for pair in teacher.asked]
     assert len(asked[sampling]) == 16 and asked["uniform"][:8] == asked[sampling][:8]
     assert asked["uniform"][8:] != asked[sampling][8:]
-
-
-@pytest.mark.parametrize("source", ["preference", "score"])
-def test_an_empty_loop_can_be_saved_and_restored(source):
-    one, other = build(OracleTeacher(), source=source), build(OracleTeacher(), seed=1, source=source)
-    other.set_state(one.get_state())
-    assert same_trees(one.get_state(), other.get_state())
-
-
-def test_a_saved_state_does_not_change_with_the_loop():
-    loop = filled(judge_teacher())
-    loop.run_session(10)
-    assert loop.source.version == 1
-    state, arrays = loop.get_state(), {}
-    text = json.dumps(through_files(state, arrays))
-    loop.add(tiny_episode(50))
-    loop.run_session(15)
-    later: dict[str, np.ndarray] = {}
-    assert json.dumps(through_files(state, later)) == text
-    assert all(np.array_equal(arrays[name], later[name]) for name in arrays)
 
 
 @pytest.mark.slow
@@ -268,12 +206,8 @@ def test_a_loop_that_asks_ahead_fits_one_session_later_and_loses_nothing():
     loop = filled(judge_teacher(), feedback=feedback)
     first = loop.run_session(10)
     assert loop.source.version == 0 and first[metrics.QUERIES] == 0
-    restored = filled(judge_teacher(), feedback=feedback)
-    restored.set_state(loop.get_state())
-    for each in (loop, restored):
-        assert each.run_session(15)[metrics.QUERIES] == 8
-        assert each.source.version == 1
-        assert not each.is_due(20), "pending queries count against the budget"
-        each.finish(20)
-        assert [record.env_step for record in each.drain_records()] == [10] * 8 + [15] * 8
-    assert same_trees(loop.get_state(), restored.get_state())
+    assert loop.run_session(15)[metrics.QUERIES] == 8
+    assert loop.source.version == 1
+    assert not loop.is_due(20), "pending queries count against the budget"
+    loop.finish(20)
+    assert [record.env_step for record in loop.drain_records()] == [10] * 8 + [15] * 8

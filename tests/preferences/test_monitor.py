@@ -104,14 +104,12 @@ def test_known_pairs_that_are_answered_otherwise_are_an_alarm_without_truth(late
     assert pairs[1].right.progress == pytest.approx(0.8) and pairs[0].left.snapshots == pytest.approx(0.8)
     right = ["right" if index % 2 else "left" for index in range(20)]
     watch.note_known(right)
-    again = LabelMonitor(LabelMonitorConfig())
-    again.set_state(watch.get_state())
-    again.note_known([label if index in later else "tie" for index, label in enumerate(right)])
-    again.note(labels(10, lambda progress: progress, np.random.default_rng(0)))
-    figures = again.report()
+    watch.note_known([label if index in later else "tie" for index, label in enumerate(right)])
+    watch.note(labels(10, lambda progress: progress, np.random.default_rng(0)))
+    figures = watch.report()
     assert figures[metrics.JUDGE_ALARM] == kind
     assert figures[metrics.JUDGE_KNOWN_SHIFT] == pytest.approx(len(later) / 20 - 1)
-    assert ("no longer the judge" in again.alarm) == bool(kind)
+    assert ("no longer the judge" in watch.alarm) == bool(kind)
 
 
 @pytest.mark.parametrize(("learned", "kind"), [(-1, 11), (1, 0)], ids=["against the truth", "with it"])
@@ -123,10 +121,7 @@ def test_a_learned_return_that_rises_while_the_truth_falls_is_an_alarm(learned, 
     assert watch.report()[metrics.JUDGE_ALARM] == kind
 
 
-def test_labels_by_chance_end_a_run_that_is_to_stop_and_the_alarm_outlives_a_checkpoint():
+def test_labels_by_chance_end_a_run_that_is_to_stop():
     watch, rng = LabelMonitor(LabelMonitorConfig(on_alarm="stop")), np.random.default_rng(0)
     with pytest.raises(RewardHacked, match="clear labels"):
         watch.note(labels(300, lambda _: float(rng.random()), rng))
-    again = LabelMonitor(LabelMonitorConfig())
-    again.set_state(watch.get_state())
-    assert again.alarm == watch.alarm and again.report() == watch.report()

@@ -255,28 +255,6 @@ def test_ties_alone_can_be_fitted():
     assert found[metrics.REWARD_ACCURACY] == 0 and found[metrics.REWARD_LOSS] == pytest.approx(math.log(2), abs=1e-3)
 
 
-@pytest.mark.parametrize(("sees", "output"), [("image", "bounded"), ("state", "bounded"), ("state", "normalised")])
-def test_a_restored_model_goes_on_bit_for_bit_without_touching_the_global_generator(sees, output):
-    comparisons = comparisons_of(telling_pairs(20))
-    short = RewardModelConfig(image_px=16, max_epochs=3, min_updates=0, output=output)
-    torch.manual_seed(1)
-    one = RewardModel(build_input(sees), short, seed=0)
-    one.fit(comparisons)
-    torch.manual_seed(2)
-    other = RewardModel(build_input(sees), short, seed=1)
-    other.set_state(one.get_state())
-    comparisons.add(decided(more := telling_pairs(30, seed=1), truth(more), "drop"))
-    assert one.fit(comparisons) == other.fit(comparisons)
-    steps = steps_of(*EPISODES)
-    np.testing.assert_array_equal(one.ensemble.predict(steps), other.ensemble.predict(steps))
-    assert one.num_fits == other.num_fits == 2
-    torch.manual_seed(3)
-    again = RewardModel(build_input(sees), short, seed=0)
-    again.fit(comparisons_of(telling_pairs(20)))
-    again.fit(comparisons)
-    np.testing.assert_array_equal(one.ensemble.predict(steps), again.ensemble.predict(steps))
-
-
 @pytest.mark.slow
 def test_an_image_is_read_once_per_fit(monkeypatch):
     num_read, forward = [], ImageNetwork.forward
@@ -352,9 +330,6 @@ def test_a_good_teacher_passes_at_once_a_poor_one_in_time_and_trust_stays():
     assert not poor.is_enough
     poor.add(rng.random() < 0.6 for _ in range(950))
     assert poor.is_enough
-    again = Evidence()
-    again.set_state(poor.get_state())
-    assert again.get_state() == poor.get_state()
 
 
 def test_the_reward_is_the_mean_of_the_members_and_its_version_counts_fits():
@@ -399,8 +374,5 @@ def test_normalised_rewards_tell_near_from_nearer():
     assert right["normalised"] > 0.95 > right["bounded"], right
 
     model = models["normalised"]
-    again = RewardModel(StateInput(4, 2), config, seed=1)
-    again.set_state(model.get_state())
-    rewards = again.agent_rewards(again.ensemble.rewards(labels.steps()))
-    np.testing.assert_array_equal(rewards, model.agent_rewards(model.ensemble.rewards(labels.steps())))
+    rewards = model.agent_rewards(model.ensemble.rewards(labels.steps()))
     assert abs(rewards.mean()) < 0.1 and 0.8 < rewards.std() <= 1 and np.abs(rewards).max() <= BOUND

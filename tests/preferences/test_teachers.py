@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,23 +109,6 @@ def test_random_labels_and_scores_are_even():
     assert abs(said.count(Label.RIGHT) - 500) < 60
     values = [score.value for score in RandomTeacher(0).answer([one_step(0.5)] * 4_000)]
     assert np.histogram(values, bins=4, range=(0, 1))[0] == pytest.approx([1_000] * 4, abs=120)
-
-
-def test_a_restored_teacher_gives_the_same_answers():
-    pairs = draw_pairs(tiny_episodes(4), 50, 2, np.random.default_rng(0))
-    weak = SimulatedTeacherConfig(mistake=0.3, beta=1.0, equal=0.1)
-    measured = SHARES["Sweep"]
-    for make in (RandomTeacher, partial(SimulatedTeacher, weak), partial(MeasuredTeacher, measured, name="x")):
-        one, other = make(seed=3), make(seed=4)
-        one.inform(tiny_episodes(3))
-        before = one.answer(pairs)
-        other.set_state(one.get_state())
-        again = one.answer(pairs)
-        assert again == other.answer(pairs) and labels(again) != labels(before)
-        assert one.prepare(pairs)() == other.prepare(pairs)()
-    one, other = RandomTeacher(0), RandomTeacher(9)
-    other.set_state(one.get_state())
-    assert one.answer([one_step(0.5)] * 5) == other.answer([one_step(0.5)] * 5)
 
 
 def test_the_oracle_gives_the_true_progress_at_the_end():

@@ -62,16 +62,6 @@ def test_each_image_is_judged_once_and_equal_images_share_their_reward():
     assert judge.calls == [2, 1] and rewards[0] != rewards[1]
 
 
-def test_judged_scores_survive_a_checkpoint():
-    first, judge = build(Moody(Status.OK, Status.INVALID)), Moody()
-    rewards = first.label(steps(0.4, 0.5))
-    second = build(judge)
-    second.set_state(build(judge).get_state())  # of a run that has asked nothing yet
-    second.set_state(first.get_state())
-    np.testing.assert_array_equal(second.label(steps(0.4, 0.5)), rewards)
-    assert judge.calls == [] and np.isnan(rewards[1])
-
-
 def test_an_unreadable_answer_is_final_and_a_missing_one_is_asked_for_when_the_image_is_met_again():
     judge = Moody(Status.OK, Status.INVALID)
     source = build(judge)

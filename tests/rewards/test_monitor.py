@@ -50,10 +50,6 @@ def test_a_success_that_was_undone_by_the_end_is_no_error_of_the_judge() -> None
     assert figures[metrics.JUDGE_FALSE_POSITIVES] == 0 and figures[metrics.JUDGE_FALSE_NEGATIVES] == 0
     assert figures[metrics.JUDGE_AUC] == 1 and figures[metrics.JUDGE_UNDONE] == 0.4
     assert figures[metrics.JUDGE_TRUE_SUCCESS] == pytest.approx(0.6), "they were successes, as training counts them"
-    again = monitor()
-    again.note([0.3], [False])  # what came meanwhile has never been
-    again.set_state(watch.get_state())
-    assert again.report() == figures
     for value in (0.9, 0.1):
         alone = monitor()
         alone.note([value] * 100, [None] * 100)
@@ -212,14 +208,11 @@ def test_a_rise_of_false_positives_without_a_rise_of_the_score_gives_no_alarm() 
     assert watch.alarm == ""
 
 
-def test_an_alarm_can_end_the_run_and_outlives_a_checkpoint() -> None:
+def test_an_alarm_can_end_the_run() -> None:
     watch = monitor(on_alarm="stop")
     with pytest.raises(RewardHacked, match="60 of 60 failures"):
         watch.note([0.9] * 60, [False] * 60)
     assert RewardHacked.exit_code == 5
-    again = monitor()
-    again.set_state(watch.get_state())
-    assert again.alarm == watch.alarm and again.report() == watch.report()
 
 
 def test_controls_are_backwards_and_of_another_goal() -> None:

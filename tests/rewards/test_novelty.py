@@ -76,19 +76,6 @@ def test_a_state_seen_again_and_again_is_not_novel():
     np.testing.assert_array_equal(novelty.label(transitions_at(np.ones((4, 3)))), np.zeros(4))
 
 
-def test_a_restored_source_goes_on_exactly():
-    rng = np.random.default_rng(1)
-    one, other = NoveltyReward(k=5, obs_size=3), NoveltyReward(k=5, obs_size=3)
-    one.observe(rng.normal(size=(1500, 3)).astype(np.float32))
-    one.label(transitions_at(rng.normal(size=(8, 3))))
-    other.set_state(one.get_state())
-    more, batch = rng.normal(size=(10, 3)).astype(np.float32), transitions_at(rng.normal(size=(8, 3)))
-    one.observe(more)
-    other.observe(more)
-    np.testing.assert_array_equal(one.label(batch), other.label(batch))
-    assert one.version == other.version
-
-
 def test_missing_observations_are_an_error_with_a_fix():
     with pytest.raises(ValueError, match="call `observe` first"):
         NoveltyReward(k=5, obs_size=3).label(transitions_at(np.ones((1, 3))))

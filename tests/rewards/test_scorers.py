@@ -57,18 +57,6 @@ class Pixels:
         return Score(status=Status.OK, value=pixel / 100, stamp=STAMP)
 
 
-def test_answers_outlive_a_checkpoint():
-    """A judge asked again in another batch may differ in its last bits: what was answered is not asked again."""
-    first = JudgeScorer(Pixels(), draw, remembers=True)  # pyright: ignore[reportArgumentType]
-    items = [shown(1, 20, action="+"), shown(1, 30)]
-    answers = first.score(items)
-    judge = Pixels()
-    second = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]
-    second.set_state(second.get_state())  # of a run that has asked nothing yet
-    second.set_state(first.get_state())
-    assert second.score(items) == answers and judge.asked == []
-
-
 def test_the_judge_is_asked_once_about_equal_clips():
     judge = Pixels()
     scorer = JudgeScorer(judge, draw, remembers=True)  # pyright: ignore[reportArgumentType]

@@ -45,15 +45,3 @@ def test_an_unreadable_reply_is_not_new():
     (found,) = novelty.label([episode(False, 0, None, 2)])
     assert found[1] == 0 and found.max() == pytest.approx(1)
     assert novelty.label([]) == []
-
-
-def test_it_goes_on_exactly_where_it_was():
-    whole, broken = TemporalNovelty(3, draw, seed=0), TemporalNovelty(3, draw, seed=0)
-    played = [episode(False, 0, 1), episode(True, 2, 2)]
-    whole.learn(played)
-    broken.learn(played)
-    again = TemporalNovelty(3, draw, seed=9)
-    again.set_state(broken.get_state())
-    for one in (whole, again):
-        one.learn(played[:1])
-    assert [each.tolist() for each in whole.label(played)] == [each.tolist() for each in again.label(played)]

@@ -215,10 +215,6 @@ def test_the_monitor_hears_of_episodes_that_end_and_of_controls() -> None:
     figures = labeller.report()
     assert figures[metrics.JUDGE_TRUE_SUCCESS] == 1 and figures[metrics.JUDGE_SCORE] == 1
     assert figures[metrics.JUDGE_CONTROL_SCORE] == 1 and figures[metrics.JUDGE_BACKWARDS_SCORE] == 0
-    again = RewardLabeller(JUDGED, Distance())
-    again.set_state(labeller.get_state())
-    figures.pop(metrics.REWARD_WAIT_S)
-    assert again.report() == figures
 
 
 class ByHand:

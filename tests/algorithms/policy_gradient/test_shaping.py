@@ -186,17 +186,6 @@ def test_the_rates_of_a_biased_judge_correct_what_is_learned_from_it():
     assert values[True] < 0.25 and values[False] > 0.35, "half of the failures were called successes"
 
 
-def test_a_resumed_labeller_shapes_exactly_as_it_would_have():
-    first, second = (shaping_labeller(biased_scorer(0.2, 0)) for _ in range(2))
-    first.shape(shown(first), 0.9)
-    second.set_state(first.get_state())
-    shaped = [labeller.shape(shown(labeller), 0.9) for labeller in (first, second)]
-    again = [labeller.shape(shaped[0], 0.9) for labeller in (first, second)]
-    for pair in (shaped, again):
-        rewards = [np.stack([episode.rewards for episode in episodes]) for episodes in pair]
-        np.testing.assert_array_equal(*rewards)
-
-
 def test_an_envs_own_reward_in_the_sum_may_shape_too(caplog):
     mixture = MixtureConfig(environment=1.0, judged=1.0)
     config = ChunkRewardConfig(source="mixture", mixture=mixture, teacher="biased", shaping="value")

@@ -86,14 +86,12 @@ def test_the_rows_that_waited_longest_come_first_when_the_source_changes_again()
     relabelling.start()
     relabelling.advance(Scaled(2.0))
     relabelling.start()
-    other = Relabelling(replay)
-    other.set_state(relabelling.get_state())
-    other.advance(Scaled(3.0))
-    other.advance(Scaled(3.0))
+    relabelling.advance(Scaled(3.0))
+    relabelling.advance(Scaled(3.0))
     numbers = replay.transitions(slice(0, 1500)).obs[:, 0]
     np.testing.assert_array_equal(replay.rewards.numpy()[700:], 3 * numbers[700:])
     np.testing.assert_array_equal(replay.rewards.numpy()[:600], 2 * numbers[:600])
-    assert other.num_waiting == 700, "the tail is shorter than a piece"
+    assert relabelling.num_waiting == 700, "the tail is shorter than a piece"
 
 
 def test_a_row_that_no_judge_could_label_never_enters_the_replay():
