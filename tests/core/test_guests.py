@@ -88,6 +88,7 @@ def test_a_judge_with_a_command_of_its_own_is_two_files_as_contributing_says(ins
     for file in files:
         Image.new("RGB", (4, 4), (int(file.stem),) * 3).save(file)
     assert main(["brightness", *map(str, files)]) == 0 and capsys.readouterr().out == "[0.2 1. ]\n"
+    assert main(["brightness", "nowhere.png"]) == 2 and "name image files" in capsys.readouterr().err
     check_judge(build_judge(JudgeConfig(backend="bright")))
     with pytest.raises(ValueError, match="bright, or my_file:FUNCTION, got 'brihgt'; did you mean bright"):
         JudgeConfig(backend="brihgt")
