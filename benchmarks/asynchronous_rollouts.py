@@ -48,7 +48,7 @@ from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vla.policy import SampledChunks
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine

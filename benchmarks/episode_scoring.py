@@ -21,7 +21,7 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGra
 from rlvlm.core import metrics
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.rewards.config import ChunkRewardConfig, MonitorConfig
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,13 @@ import psutil
 
 from rlvlm.algorithms.sac_pebble.algorithm import SACPebble
 from rlvlm.core import metrics
+from rlvlm.core.memory import MemoryWatch, release_free_memory, tree_memory_mb
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import open_algorithm
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.memory import MemoryWatch, release_free_memory, tree_memory_mb
-from rlvlm.runs.placement import held_places
-from rlvlm.runs.ray_session import ray_session
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.start.build import open_algorithm
+from rlvlm.runs.start.placement import held_places
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.runs.train import judge_session
 
 WINDOW = 50_000

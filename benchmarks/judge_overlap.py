@@ -29,8 +29,8 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.asking import Session, TeacherQueue
 from rlvlm.preferences.queries import draw_pairs
 from rlvlm.preferences.teachers import JudgeTeacher
-from rlvlm.runs.ray_session import ray_session
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
 
 SIZES = (20, 100, 400)

@@ -42,7 +42,7 @@ from rlvlm.envs.playing import Slot, play
 from rlvlm.envs.registry import make_env
 from rlvlm.judge_bench.scoring import ScoredEpisode
 from rlvlm.reports.score_value import learn_values
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
 
 TASK = "push_block"
 SHARES = {"script": 0.3, "noisy": 0.3, "half-way": 0.2, "random": 0.2}

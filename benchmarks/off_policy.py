@@ -37,8 +37,8 @@ from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.runs.build import algorithm_settings
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.start.build import algorithm_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,8 +179,8 @@ def exact(config: Config) -> dict[str, Any]:
 
 def planned(run: Path) -> str:
     """The memory plan of a run's learner, part by part."""
-    from rlvlm.runs.folder import read_config
-    from rlvlm.runs.networks import learner_memory
+    from rlvlm.runs.files.folder import read_config
+    from rlvlm.runs.start.networks import learner_memory
 
     return learner_memory(read_config(run))
 

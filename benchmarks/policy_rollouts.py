@@ -58,10 +58,10 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy
-from rlvlm.runs.build import built
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.ray_session import ray_session
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.start.build import built
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine

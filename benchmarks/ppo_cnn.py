@@ -30,7 +30,7 @@ from rlvlm.algorithms.policy_gradient.player import is_strict_success
 from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.ray_session import ray_session
 
 
 @dataclass(frozen=True, kw_only=True)

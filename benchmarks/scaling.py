@@ -38,7 +38,7 @@ from rlvlm.core.judging import Label, Query, Status, Verdict
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import Request
 from rlvlm.serving.config import PlacementConfig

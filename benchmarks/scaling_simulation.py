@@ -23,7 +23,7 @@ import numpy as np
 import ray
 import tyro
 
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.ray_session import ray_session
 
 PLACES = 64
 """CPUs that the local Ray believes in."""

@@ -51,7 +51,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.reports.score_readers import score_on_nodes
 from rlvlm.rewards.config import MonitorConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import JudgeScorer
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import IN_FLIGHT, digest
 from rlvlm.serving.config import PlacementConfig

@@ -40,7 +40,7 @@ from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig, TurnRewardConfig
 from rlvlm.rewards.scorers import make_scorer
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,8 @@ from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.buckets import Bucket, fill_from_buckets, write_buckets
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.build import built
-from rlvlm.runs.ray_session import store_room
+from rlvlm.runs.start.build import built
+from rlvlm.runs.start.ray_session import store_room
 from rlvlm.serving.apps import running_policy
 from rlvlm.serving.config import PolicyVllmConfig, ServedEngineConfig
 from rlvlm.serving.engine import ServedEngine

@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 
 import rlvlm
 from rlvlm.envs.registry import task_summary
-from rlvlm.runs.settings import flat, meanings
+from rlvlm.runs.settings.tree import flat, meanings
 
 ROOT = Path(__file__).parents[1]
 RECIPES = {"sac": "drawer_open", "ppo": "number_line", "grpo": "push_block"}

@@ -6,8 +6,8 @@ import numpy as np
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.env import StepEnv
 from rlvlm.envs.registry import Task
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.kinds import StepsRun
 
 RING = np.array([0.7, 0.3])
 TASK = Task(

@@ -1,8 +1,8 @@
 """rlvlm: reinforcement learning whose reward comes from vision-language models, on Ray.
 
 A run is one sentence: an env yields episodes, a reward source labels them, an algorithm learns from them,
-an experiment compares the sources. Start at `rlvlm.runs.recipes`; the map of the code is in the README, and what a
-script or a notebook needs is in `PUBLIC`: docs/python.md.
+an experiment compares the sources. Start at `rlvlm.runs.settings.recipes`; the map of the code is in the README, and
+what a script or a notebook needs is in `PUBLIC`: docs/python.md.
 """
 
 import importlib
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rlvlm.judges.build import build_judge as build_judge
     from rlvlm.judges.client import Judge as Judge
     from rlvlm.reports.watch import Watch as Watch
-    from rlvlm.runs.folder import find_folder as find_folder
+    from rlvlm.runs.files.folder import find_folder as find_folder
     from rlvlm.runs.in_python import learned_reward as learned_reward
     from rlvlm.runs.in_python import load_policy as load_policy
-    from rlvlm.runs.recipes import recipe as recipe
-    from rlvlm.runs.settings import override as override
+    from rlvlm.runs.settings.recipes import recipe as recipe
+    from rlvlm.runs.settings.tree import override as override
 
 __version__ = "0.2.0"
 PUBLIC = {
@@ -36,12 +36,12 @@ PUBLIC = {
     "Task": "rlvlm.envs.registry",
     "Watch": "rlvlm.reports.watch",
     "build_judge": "rlvlm.judges.build",
-    "find_folder": "rlvlm.runs.folder",
+    "find_folder": "rlvlm.runs.files.folder",
     "learned_reward": "rlvlm.runs.in_python",
     "load_policy": "rlvlm.runs.in_python",
     "make_env": "rlvlm.envs.registry",
-    "override": "rlvlm.runs.settings",
-    "recipe": "rlvlm.runs.recipes",
+    "override": "rlvlm.runs.settings.tree",
+    "recipe": "rlvlm.runs.settings.recipes",
     "train": "rlvlm.commands.run",
 }
 """The public names, and where each lives; a module is imported when its name is first used."""

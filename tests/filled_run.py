@@ -11,9 +11,9 @@ from rlvlm.core.steps import Pair, Segment
 from rlvlm.envs.env import StepEnv
 from rlvlm.preferences.records import QueryRecord, record_answers
 from rlvlm.rewards.scoring_items import ScoredItem
-from rlvlm.runs.folder import create_folder
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.records import compared_examples, query_row
+from rlvlm.runs.files.folder import create_folder
+from rlvlm.runs.files.records import compared_examples, query_row
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.testing import TinyEnv
 
 STAMP = Stamp(judge="transformers:tiny", revision="", prompt="direct/1", decoding="temperature=0")

@@ -16,10 +16,10 @@ from rlvlm.demonstrations.folder import create_folder
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.store import LabelStore
 from rlvlm.run import main as run_main
-from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config_file import read_config_text
-from rlvlm.runs.folder import find_folder
-from rlvlm.runs.settings import flat
+from rlvlm.runs.files.checkpoints import RunState
+from rlvlm.runs.files.folder import find_folder
+from rlvlm.runs.settings.config_file import read_config_text
+from rlvlm.runs.settings.tree import flat
 from rlvlm.testing import FakeJudge
 
 MISTAKES = [

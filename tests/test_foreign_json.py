@@ -15,9 +15,9 @@ from rlvlm.core.guests import guests
 from rlvlm.judges.build import abilities_of
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.prompts import sentences_of
-from rlvlm.runs.checkpoints import Checkpoint
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.tables import JsonLines
+from rlvlm.runs.files.checkpoints import Checkpoint
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.tables import JsonLines
 from rlvlm.vlms.loading import check_shards, load_vlm
 from rlvlm.vlms.lora import check_adapter
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlvlm.core.disk import expand_home
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import from_yaml, override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import from_yaml, override
 from rlvlm.sweeps.config import SweepConfig
 
 

@@ -13,8 +13,8 @@ from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.demonstrations.vlm_player import PlayerConfig
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import check_env_settings, full_name, make_env
-from rlvlm.runs.arguments import task_first
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.arguments import task_first
+from rlvlm.runs.settings.recipes import recipe
 
 if TYPE_CHECKING:
     from rlvlm.demonstrations.collect import Demonstrator

@@ -21,9 +21,9 @@ from rlvlm.core.install import TRAIN_FIX, is_kit
 from rlvlm.envs.rendering import BACKENDS, FIX, try_renderer
 from rlvlm.judges.config import POCKET_FIX
 from rlvlm.pocket.models import weights_folder
-from rlvlm.runs.checkpoints import VARIABLE as SCRATCH
-from rlvlm.runs.environment import PACKAGES, gpu_names, package_version, usable_cores
-from rlvlm.runs.preflight import cluster_address, free_port, port_is_free
+from rlvlm.runs.files.checkpoints import VARIABLE as SCRATCH
+from rlvlm.runs.files.environment import PACKAGES, gpu_names, package_version, usable_cores
+from rlvlm.runs.start.preflight import cluster_address, free_port, port_is_free
 
 GIB = 2**30
 DISK_BYTES = 2 * GIB

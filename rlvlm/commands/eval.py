@@ -11,8 +11,8 @@ from rlvlm.core.console.arguments import parse
 from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import check_links
 from rlvlm.core.imports import uncollected
-from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
-from rlvlm.runs.preflight import check_before_play
+from rlvlm.runs.files.folder import check_trust, choose_checkpoint, find_folder
+from rlvlm.runs.start.preflight import check_before_play
 
 
 @dataclass(frozen=True)

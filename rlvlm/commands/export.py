@@ -12,7 +12,7 @@ from rlvlm.core.console.tables import plain_console
 from rlvlm.core.disk import make_output_folder, replace_folder
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.foreign import visible
-from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, find_folder
+from rlvlm.runs.files.folder import RunFolder, check_trust, choose_checkpoint, find_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.guests import guest_of, load, with_guests
 from rlvlm.core.trust import check_folder, foreign_code
 from rlvlm.reports.options import BenchOptions, FreezeOptions, parse_judged
-from rlvlm.runs.folder import check_trust
+from rlvlm.runs.files.folder import check_trust
 
 _TABLE = "judge-bench table"
 """Command of a guest that makes a page of entries."""

@@ -13,10 +13,10 @@ from rlvlm.algorithms.checkpoint import CorruptCheckpoint
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.core.imports import uncollected
-from rlvlm.runs.arguments import parse_options
-from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import check_newest, find_folder, read_state, write_settings
-from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.files.folder import check_newest, find_folder, read_state, write_settings
+from rlvlm.runs.settings.arguments import parse_options
+from rlvlm.runs.settings.config_file import config_text
+from rlvlm.runs.start.preflight import check_before_run
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from rlvlm.core.console.tables import plain_console
 from rlvlm.core.errors import EXIT_DONE
 from rlvlm.core.imports import uncollected
 from rlvlm.core.install import check_train
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import RunFolder, create_folder
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.settings import commented
+from rlvlm.runs.files.folder import RunFolder, create_folder
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.config_file import config_text
+from rlvlm.runs.settings.tree import commented
+from rlvlm.runs.start.preflight import check_before_run
 
 
 def command(words: Sequence[str], prog: str) -> int:
@@ -32,9 +32,9 @@ def command(words: Sequence[str], prog: str) -> int:
     with uncollected():  # it imports torch for some settings
         check_before_run(arguments.config)
     if arguments.plan:
-        from rlvlm.runs.networks import envs_advice
-        from rlvlm.runs.placement import plan_table
-        from rlvlm.runs.ray_session import ray_session
+        from rlvlm.runs.start.networks import envs_advice
+        from rlvlm.runs.start.placement import plan_table
+        from rlvlm.runs.start.ray_session import ray_session
 
         with ray_session() if os.environ.get("RAY_ADDRESS") else nullcontext():
             plain_console().print(plan_table(arguments.config))

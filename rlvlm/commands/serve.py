@@ -17,8 +17,8 @@ from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import EXIT_DONE, UsageError
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.folder import check_trust, choose_checkpoint, find_folder
-from rlvlm.runs.preflight import check_before_play
+from rlvlm.runs.files.folder import check_trust, choose_checkpoint, find_folder
+from rlvlm.runs.start.preflight import check_before_play
 from rlvlm.serving.app_file import AppFile, PolicyEntry, app_files, find_app, read_app_file
 from rlvlm.serving.config import ActConfig, HttpConfig, PlacementConfig
 

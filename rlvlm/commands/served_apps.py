@@ -21,8 +21,8 @@ from rlvlm.core.console.screen import QuietConsole
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, MachineError
 from rlvlm.envs.registry import make_env, task_env, task_goal
-from rlvlm.runs.preflight import port_is_free
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.preflight import port_is_free
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.app_file import AppFile
 from rlvlm.serving.apps import running_apps, unhealthy
 from rlvlm.serving.guard import make_token, read_token

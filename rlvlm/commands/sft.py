@@ -16,10 +16,10 @@ from rlvlm.core.console.arguments import parse, print_progress, value_of
 from rlvlm.core.console.signals import StoppedEarly, StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, RunError, UsageError
 from rlvlm.envs.registry import check_env_settings
-from rlvlm.runs.arguments import task_first
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import differences, flat
+from rlvlm.runs.settings.arguments import task_first
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import differences, flat
+from rlvlm.runs.start.preflight import check_before_run
 from rlvlm.serving.config import PLACE_TIMEOUT_S
 
 Env = TypeVar("Env")
@@ -83,9 +83,9 @@ def command(words: Sequence[str], prog: str) -> int:
     open_folder(arguments.source).check_task(task)  # a wrong name is reported before anything heavy is imported
     check_before_run(run)
     from rlvlm.algorithms.sft_job import run_sft
-    from rlvlm.runs.build import algorithm_settings
-    from rlvlm.runs.placement import placed
-    from rlvlm.runs.ray_session import ray_session
+    from rlvlm.runs.start.build import algorithm_settings
+    from rlvlm.runs.start.placement import placed
+    from rlvlm.runs.start.ray_session import ray_session
 
     print_progress(f"{run.sft.updates:,} updates into {arguments.out}")
     with _advice_of_job(), StopRequest() as stop, ExitStack() as stack:

@@ -43,7 +43,7 @@ def command(words: Sequence[str], prog: str) -> int:
     if arguments.plan:
         show_plan(sweep, out)
         return EXIT_DONE
-    from rlvlm.runs.preflight import check_dashboard
+    from rlvlm.runs.start.preflight import check_dashboard
     from rlvlm.sweeps.sweep import run_sweep  # torch and ray, after everything that can be checked without them
 
     if arguments.dashboard:

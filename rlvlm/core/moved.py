@@ -1,4 +1,4 @@
-"""Old names of modules that moved into a guest: users' own files that import them go on working.
+"""Old names of modules that moved, many into a guest: users' own files that import them go on working.
 
 `rlvlm` puts `MovedModules` behind Python's own finders, so that it is asked only where these find nothing.
 """

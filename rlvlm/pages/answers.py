@@ -26,8 +26,8 @@ from rlvlm.judge_bench.table import read_rows
 from rlvlm.labels.export import SCHEMA
 from rlvlm.labels.records import Question, StoredAnswer, answer_key, truth_about
 from rlvlm.labels.store import LabelStore, is_store, open_store
-from rlvlm.runs.answers import MAX_TEXT, logged_pairs, pair_of
-from rlvlm.runs.folder import RunFolder, find_folders
+from rlvlm.runs.files.answers import MAX_TEXT, logged_pairs, pair_of
+from rlvlm.runs.files.folder import RunFolder, find_folders
 
 ANSWERS_FILE = "answers.parquet"
 """Table of answers in a bench's folder, and in that of a report."""

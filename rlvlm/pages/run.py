@@ -15,10 +15,10 @@ from rlvlm.pages.charts import OUTCOMES
 from rlvlm.pages.page import Card, Picture, Section, Table, page
 from rlvlm.pages.run_charts import outcome, write_plots
 from rlvlm.preferences.config import FeedbackConfig
-from rlvlm.runs.answers import final_answers, truth_name
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.summary import score_error, summarise_judge
+from rlvlm.runs.files.answers import final_answers, truth_name
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.summary import score_error, summarise_judge
+from rlvlm.runs.settings.config import RunConfig
 from rlvlm.templates import inline
 
 MAX_CARDS = 120
@@ -205,7 +205,7 @@ def episodes_page(played: Mapping[str, Any], title: str, by_instruction: Sequenc
     """Returns the HTML of `episodes.html`: results of the episodes, then a strip of captioned frames of each.
 
     Args:
-        played: content of `episodes.json`, see `runs.played.write_played`.
+        played: content of `episodes.json`, see `runs.files.played.write_played`.
         title: heading of the page.
         by_instruction: rows, with the same columns, of a table above the episodes.
     """

@@ -16,9 +16,9 @@ from rlvlm.judges.agreement import wilson_interval
 from rlvlm.pages.answers import Answers
 from rlvlm.pages.charts import ACCENT, INK, OUTCOMES, SCORED, STYLE, save, show_coinciding, titled
 from rlvlm.pages.judge_charts import draw_difficulty, draw_scores
-from rlvlm.runs.answers import final_answers, logged_pairs
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.scores import DECODINGS
+from rlvlm.runs.files.answers import final_answers, logged_pairs
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.scores import DECODINGS
 
 Rows = Sequence[Mapping[str, str]]
 

@@ -24,7 +24,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, Env, StepEnv, TurnEnv, place_of
 from rlvlm.envs.registry import full_name, make_env, task_env, task_families, task_goal, task_names
 from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
 
 _SHORT_EPISODE = {StepEnv: 25, ChunkEnv: 20}
 """Env steps per episode in the check of the contract, few enough to reach the time limit."""

@@ -30,8 +30,8 @@ from rlvlm.reports.statistics import (
     percentiles,
     resampled_means,
 )
-from rlvlm.runs.scores import score_name
-from rlvlm.runs.tables import CsvTable
+from rlvlm.runs.files.scores import score_name
+from rlvlm.runs.files.tables import CsvTable
 from rlvlm.sweeps.folder import find_sweep
 from rlvlm.templates import inline, render
 

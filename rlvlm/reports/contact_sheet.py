@@ -15,7 +15,7 @@ from rlvlm.demonstrations.folder import DemonstrationFolder
 from rlvlm.demonstrations.records import EpisodeRecord
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.registry import make_env, own_settings, task_env
-from rlvlm.runs.settings import read_settings
+from rlvlm.runs.settings.tree import read_settings
 
 COLUMNS = 7
 """Images per row of the sheet."""

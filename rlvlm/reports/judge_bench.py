@@ -38,7 +38,7 @@ from rlvlm.pages.bench import WorstAnswers, bench_sections, judge_name
 from rlvlm.pages.page import page, print_sections
 from rlvlm.reports.options import BenchOptions, FreezeOptions, pin_judge
 from rlvlm.reports.prices import print_prices
-from rlvlm.runs.folder import find_folder
+from rlvlm.runs.files.folder import find_folder
 
 _DONE = 0.75
 """Score by a person, a rating of 4 of 5, from which on an episode counts as done."""

@@ -26,8 +26,8 @@ from rlvlm.pages.answers import Answers, by_bin, outcomes, read_sources, summari
 from rlvlm.pages.judge import answer_sections, pair_card
 from rlvlm.pages.judge_charts import REFERENCE
 from rlvlm.pages.page import Card, Section, Table, page, print_sections
-from rlvlm.runs.folder import find_folder
-from rlvlm.runs.tables import CsvTable
+from rlvlm.runs.files.folder import find_folder
+from rlvlm.runs.files.tables import CsvTable
 
 BIN_COLUMNS = ("source", "bin", *(name.replace(" ", "_") for name in BY_BIN))
 MAX_MISTAKES = 6

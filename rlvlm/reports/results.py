@@ -13,11 +13,11 @@ from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.judge_bench.rows import ROW_FILE, is_of, read_row
 from rlvlm.pages.run_charts import column
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, find_folders
-from rlvlm.runs.scores import Floats, scores
-from rlvlm.runs.settings import flat
-from rlvlm.runs.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries
+from rlvlm.runs.files.folder import RunFolder, find_folders
+from rlvlm.runs.files.scores import Floats, scores
+from rlvlm.runs.files.summary import FINAL_EVALUATIONS, summarise_answers, summarise_judge, summarise_queries
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.tree import flat
 from rlvlm.sweeps.folder import ENDED, State, SweepFolder
 from rlvlm.sweeps.plan import app_name
 

@@ -48,7 +48,7 @@ from rlvlm.pages.score import DataSummary, ScoredData
 from rlvlm.reports.contact_sheet import folder_env
 from rlvlm.reports.options import ScoreOptions, pin_judge
 from rlvlm.reports.prices import print_prices
-from rlvlm.runs.preflight import cluster_address
+from rlvlm.runs.start.preflight import cluster_address
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.templates import inline
 
@@ -244,7 +244,7 @@ def _open_judge(
                 "--app is a Serve app of a running cluster",
                 "name its address in RAY_ADDRESS, as `rlvlm serve` prints it",
             )
-        from rlvlm.runs.ray_session import ray_session  # Ray, which a judge behind an API does not need
+        from rlvlm.runs.start.ray_session import ray_session  # Ray, which a judge behind an API does not need
         from rlvlm.serving.apps import start_judge
 
         stack.enter_context(ray_session())

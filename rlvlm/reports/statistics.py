@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlvlm.reports.results import Results
-from rlvlm.runs.scores import Floats
+from rlvlm.runs.files.scores import Floats
 
 RESAMPLES = 5_000
 CONFIDENCE = 0.95

@@ -12,11 +12,11 @@ from rlvlm.core.console.tables import plain_console, plain_table
 from rlvlm.core.disk import write_json
 from rlvlm.core.errors import EXIT_DONE, MachineError
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.build import film_draw, open_players
-from rlvlm.runs.checkpoints import Checkpoint
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.scores import evaluation_row
-from rlvlm.runs.video import write_videos
+from rlvlm.runs.files.checkpoints import Checkpoint
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.scores import evaluation_row
+from rlvlm.runs.files.video import write_videos
+from rlvlm.runs.start.build import film_draw, open_players
 
 _UNDEFINED = "-"
 """Replaces success if the env has no test of it."""

@@ -30,9 +30,9 @@ from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.preferences.dataset import Steps
 from rlvlm.preferences.networks import StateInput, reward_input
 from rlvlm.preferences.reward_model import RewardModel
-from rlvlm.runs.checkpoints import newest_sound
-from rlvlm.runs.folder import RunFolder, check_trust, choose_checkpoint, find_folder
-from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
+from rlvlm.runs.files.checkpoints import newest_sound
+from rlvlm.runs.files.folder import RunFolder, check_trust, choose_checkpoint, find_folder
+from rlvlm.runs.settings.kinds import ChunksRun, StepsRun, TurnsRun
 
 logger = logging.getLogger(__name__)
 

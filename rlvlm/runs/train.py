@@ -38,28 +38,28 @@ from rlvlm.core.errors import (
     RunError,
     first_line,
 )
+from rlvlm.core.memory import MemoryWatch
 from rlvlm.judge_bench.preflight import JudgeRefused
 from rlvlm.judges.build import check_goal_image, open_person
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.goal_image import with_goal_image
 from rlvlm.judges.judge import Judge
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.build import film_draw, goal_image, imported_meanwhile, open_algorithm
-from rlvlm.runs.checkpoints import Checkpoint, RunState, newest_sound, resolved
-from rlvlm.runs.config import JUDGE_ROLE, RunConfig
-from rlvlm.runs.folder import RunFolder, label_store, read_state
-from rlvlm.runs.memory import MemoryWatch
-from rlvlm.runs.networks import sent_bytes
+from rlvlm.runs.files.checkpoints import Checkpoint, RunState, newest_sound, resolved
+from rlvlm.runs.files.folder import RunFolder, label_store, read_state
+from rlvlm.runs.files.played import write_played
+from rlvlm.runs.files.records import Recorder
+from rlvlm.runs.files.scores import DECODINGS, evaluation_rank, evaluation_row
+from rlvlm.runs.files.summary import run_readme, summarise
+from rlvlm.runs.files.trackers import Trackers
 from rlvlm.runs.panels import PANEL_ROWS
-from rlvlm.runs.placement import HeldPlaces, placed
-from rlvlm.runs.played import write_played
-from rlvlm.runs.preflight import bench_command, check_judge_knows
-from rlvlm.runs.ray_session import ray_session
-from rlvlm.runs.records import Recorder
-from rlvlm.runs.scores import DECODINGS, evaluation_rank, evaluation_row
-from rlvlm.runs.settings import differences, flat
-from rlvlm.runs.summary import run_readme, summarise
-from rlvlm.runs.trackers import Trackers
+from rlvlm.runs.settings.config import JUDGE_ROLE, RunConfig
+from rlvlm.runs.settings.tree import differences, flat
+from rlvlm.runs.start.build import film_draw, goal_image, imported_meanwhile, open_algorithm
+from rlvlm.runs.start.networks import sent_bytes
+from rlvlm.runs.start.placement import HeldPlaces, placed
+from rlvlm.runs.start.preflight import bench_command, check_judge_knows
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.vlms.engines.remote import describe_server
 
 SPEED_ROUNDS = 12
@@ -243,7 +243,7 @@ class Training:
             self._trackers.close()
             return
         self._console.phase("writing plots, videos and pages")
-        from rlvlm.runs.video import write_videos  # slow to import
+        from rlvlm.runs.files.video import write_videos  # slow to import
 
         # a run that was stopped will go on, and is filmed at its end
         films = list(self._last_evaluation.episodes[:NUM_VIDEOS]) if exit_reason == "done" else []

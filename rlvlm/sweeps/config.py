@@ -11,7 +11,7 @@ from rlvlm.core.disk import shipped
 from rlvlm.core.errors import UsageError
 from rlvlm.core.foreign import read_text
 from rlvlm.core.leads import CodeRef
-from rlvlm.runs.settings import from_yaml
+from rlvlm.runs.settings.tree import from_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from rlvlm.core.disk import check_links, held
 from rlvlm.core.errors import UsageError
 from rlvlm.core.trust import check_folder, names_of
-from rlvlm.runs import folder as run_folders
-from rlvlm.runs.folder import RunFolder, check_disk, read_config, settings_files, text_of, write_settings
-from rlvlm.runs.scores import Floats, scores
-from rlvlm.runs.settings import changed_leaves, to_yaml
-from rlvlm.runs.tables import CsvTable
+from rlvlm.runs.files import folder as run_folders
+from rlvlm.runs.files.folder import RunFolder, check_disk, read_config, settings_files, text_of, write_settings
+from rlvlm.runs.files.scores import Floats, scores
+from rlvlm.runs.files.tables import CsvTable
+from rlvlm.runs.settings.tree import changed_leaves, to_yaml
 from rlvlm.sweeps.config import SweepConfig, read_sweep
 from rlvlm.sweeps.plan import TrialPlan, expand, run_configs
 
@@ -145,7 +145,7 @@ def find_sweep(path: Path) -> SweepFolder | None:
 
 
 def check_trust(paths: Sequence[Path], *, trust: bool) -> None:
-    """Admits sweeps as well as runs; otherwise as `rlvlm.runs.folder.check_trust`."""
+    """Admits sweeps as well as runs; otherwise as `rlvlm.runs.files.folder.check_trust`."""
     for file in settings_files(paths, FILE):
         text, sweep = text_of(file), read_sweep(file)
         check_folder(file, text, *names_of(sweep), trust=trust)  # its tasks, whose recipes its runs start from

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.config_file import current_names
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import changed_leaves, option_words, override, to_yaml
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.config_file import current_names
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import changed_leaves, option_words, override, to_yaml
 from rlvlm.sweeps.config import SweepConfig
 
 

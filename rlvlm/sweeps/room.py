@@ -10,8 +10,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
-from rlvlm.runs.placement import Node, place
+from rlvlm.runs.settings.config import JUDGE_ROLE, Role, RunConfig
+from rlvlm.runs.start.placement import Node, place
 from rlvlm.sweeps.config import ResourceConfig
 
 

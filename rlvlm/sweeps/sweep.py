@@ -14,10 +14,10 @@ from ray import tune
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import EXIT_DONE, EXIT_PREEMPTED, JudgeUnavailable
-from rlvlm.runs.config import Role, RunConfig
-from rlvlm.runs.folder import trust_option
-from rlvlm.runs.placement import nodes
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.files.folder import trust_option
+from rlvlm.runs.settings.config import Role, RunConfig
+from rlvlm.runs.start.placement import nodes
+from rlvlm.runs.start.ray_session import ray_session
 from rlvlm.serving.apps import start_judge, start_serve
 from rlvlm.sweeps.callback import SweepCallback, SweepScheduler
 from rlvlm.sweeps.config import SweepConfig

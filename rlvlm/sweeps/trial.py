@@ -17,9 +17,9 @@ from rlvlm.core.console.panel import RunConsole
 from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
 from rlvlm.pages.run import write_run_pages
-from rlvlm.runs.folder import RunFolder, check_trust, create_folder
+from rlvlm.runs.files.folder import RunFolder, check_trust, create_folder
 from rlvlm.runs.panels import PANEL_ROWS
-from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.start.preflight import check_before_run
 from rlvlm.runs.train import Training, choose_sound, convert_errors, open_training
 from rlvlm.sweeps.config import FlatConfig
 from rlvlm.sweeps.folder import ENDED, State, SweepFolder

@@ -26,11 +26,11 @@ from rlvlm.envs.gym_cards.config import CardsConfig
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import Origin
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.config_file import RENAMED, config_text
-from rlvlm.runs.folder import RunFolder, create_folder
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import flat, nested, override
+from rlvlm.runs.files.folder import RunFolder, create_folder
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config_file import RENAMED, config_text
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import flat, nested, override
 from rlvlm.testing import FakeJudge
 from rlvlm.vlms.config import ApiConfig
 from rlvlm.vlms.engines.remote import PROVIDERS, describe_server

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from http_edge import noise, png, text
 
-from rlvlm.runs.preflight import free_port
+from rlvlm.runs.start.preflight import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 logger = logging.getLogger(__name__)

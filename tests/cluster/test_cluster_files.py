@@ -14,8 +14,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from rlvlm.core.guests import guests
 from rlvlm.envs.rendering import FIX
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.placement import Node, layout_of
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.start.placement import Node, layout_of
 from rlvlm.serving.app_file import JudgeAppArgs, read_app_file
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges

@@ -15,7 +15,7 @@ from rlvlm.demonstrations.folder import open_folder
 from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.arguments import parse_run
+from rlvlm.runs.settings.arguments import parse_run
 
 
 def test_collect_show_export_and_import(tmp_path, capsys):

@@ -18,7 +18,7 @@ from rlvlm.core.errors import UsageError
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.squashed_gaussian import SquashedGaussian
 from rlvlm.policies.vlm.loading import build_policy
-from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.files.folder import RunFolder
 from tests.runs.test_in_python import of_task, run_with
 
 

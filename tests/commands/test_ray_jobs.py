@@ -11,13 +11,13 @@ import httpx
 import pytest
 from tiny_run import WORDS
 
-from rlvlm.runs.preflight import free_port
+from rlvlm.runs.start.preflight import free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full]
 
 HEAD = """
 import os, sys
-from rlvlm.runs.ray_session import ray_session
+from rlvlm.runs.start.ray_session import ray_session
 with ray_session(int(sys.argv[1])):
     print(os.environ["RAY_AUTH_TOKEN_PATH"], flush=True)
     sys.stdin.read()

@@ -5,7 +5,7 @@ import pytest
 
 from rlvlm.core.errors import UsageError
 from rlvlm.core.yaml_text import MAX_ALIASES, MAX_DEPTH, read_yaml, write_yaml
-from rlvlm.runs.folder import read_config
+from rlvlm.runs.files.folder import read_config
 from rlvlm.serving.app_file import read_app_file
 from rlvlm.sweeps.config import read_sweep
 

@@ -12,8 +12,8 @@ import tyro
 import rlvlm
 from rlvlm.cli import run_command
 from rlvlm.core.errors import RunError
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.settings import flat
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.tree import flat
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

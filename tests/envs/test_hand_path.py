@@ -18,9 +18,9 @@ from rlvlm.preferences.teachers import draw_sides
 from rlvlm.reports.judge_bench import bench_judge
 from rlvlm.reports.options import BenchOptions
 from rlvlm.rewards.scoring_items import ScoringItem
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.preflight import check_before_run
 from tests.tiny_episodes import tiny_episodes
 
 

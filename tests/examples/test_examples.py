@@ -12,9 +12,9 @@ from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.reports.check_task import check_task
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import flat
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import flat
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TASKS = ("catch_ball:TASK", "filmed_ball:TASK", "press_button:TASK", "reach_arm:TASK", "slide_ball:TASK")

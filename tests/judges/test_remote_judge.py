@@ -27,7 +27,7 @@ from rlvlm.judges.dialogues import CUT as CUT_OFF
 from rlvlm.judges.dialogues import EMPTY, REFUSAL
 from rlvlm.judges.judge import Generator
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.settings import to_yaml
+from rlvlm.runs.settings.tree import to_yaml
 from rlvlm.testing import check_judge
 from rlvlm.vlms.config import ApiConfig
 
@@ -653,7 +653,7 @@ def test_importing_opens_no_connection_and_loads_no_client():
 import socket, sys
 def refuse(*a, **k): raise AssertionError(f"a connection was opened: {a}")
 socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse
-import rlvlm.runs.config, rlvlm.cli, rlvlm.vlms.engines.remote
+import rlvlm.runs.settings.config, rlvlm.cli, rlvlm.vlms.engines.remote
 assert "openai" not in sys.modules, "the client loads only when somebody is asked"
 print("imported")
 """

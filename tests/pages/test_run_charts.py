@@ -6,7 +6,7 @@ from PIL import Image
 
 from rlvlm.pages.charts import show_coinciding
 from rlvlm.pages.run_charts import column, draw_learning_curve, draw_spent, outcome, scores_by_progress, write_plots
-from rlvlm.runs.records import score_row
+from rlvlm.runs.files.records import score_row
 
 ENDS = ["correct", "incorrect", "truth ties", "no preference", "invalid", "failed"]
 

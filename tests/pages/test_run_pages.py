@@ -17,10 +17,10 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.pages.run import asked_text, episodes_page, judge_page, write_run_pages
 from rlvlm.pages.run_charts import draw_judge_over_training
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.played import MAX_FRAMES, moments_of
-from rlvlm.runs.records import Recorder, nearness, outcome_of, query_row
-from rlvlm.runs.summary import summarise_judge
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.played import MAX_FRAMES, moments_of
+from rlvlm.runs.files.records import Recorder, nearness, outcome_of, query_row
+from rlvlm.runs.files.summary import summarise_judge
 from rlvlm.testing import TinyEnv
 
 

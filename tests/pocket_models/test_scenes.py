@@ -11,7 +11,7 @@ from rlvlm.core.judging import Label, Query
 from rlvlm.envs.registry import task_goal
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.runs.recipes import RECIPES
+from rlvlm.runs.settings.recipes import RECIPES
 
 EPISODES = {"fold_cloth": 80, "straighten_rope": 16, "pass_water": 12, "cartpole": 16}
 

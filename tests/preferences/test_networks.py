@@ -15,7 +15,7 @@ from rlvlm.preferences.loop import build_loop
 from rlvlm.preferences.networks import BOUND, ImageInput, ImageNetwork, ResNetNetwork, StateInput, StateNetwork
 from rlvlm.preferences.teachers import OracleTeacher
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.testing import TinyEnv
 
 

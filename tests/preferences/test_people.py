@@ -26,11 +26,11 @@ from rlvlm.preferences.queries import draw_pairs
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.preferences.teachers import Deferred, OracleTeacher, SimulatedTeacher, Teacher
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.answers import final_answers
-from rlvlm.runs.folder import QUERY_COLUMNS
-from rlvlm.runs.records import query_row
-from rlvlm.runs.summary import summarise_queries
-from rlvlm.runs.tables import CsvTable
+from rlvlm.runs.files.answers import final_answers
+from rlvlm.runs.files.folder import QUERY_COLUMNS
+from rlvlm.runs.files.records import query_row
+from rlvlm.runs.files.summary import summarise_queries
+from rlvlm.runs.files.tables import CsvTable
 from rlvlm.testing import FakeJudge, TinyEnv
 
 

@@ -13,11 +13,11 @@ from rlvlm.envs.images import FrameStore
 from rlvlm.judge_bench.figures import pair_figures
 from rlvlm.preferences.records import FeedbackCounts, QueryRecord, ScoreLog, record_answers
 from rlvlm.rewards.judged import JudgedReward
-from rlvlm.runs.answers import logged_pairs, truth_name
-from rlvlm.runs.folder import QUERY_COLUMNS
-from rlvlm.runs.records import query_row, score_row
-from rlvlm.runs.summary import summarise_queries
-from rlvlm.runs.tables import CsvTable
+from rlvlm.runs.files.answers import logged_pairs, truth_name
+from rlvlm.runs.files.folder import QUERY_COLUMNS
+from rlvlm.runs.files.records import query_row, score_row
+from rlvlm.runs.files.summary import summarise_queries
+from rlvlm.runs.files.tables import CsvTable
 from rlvlm.testing import TinyEnv
 
 ONE = np.ones(1, np.float32)

@@ -36,7 +36,7 @@ from rlvlm.preferences.teachers import (
     read_shares,
 )
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.testing import FakeJudge, TinyEnv
 
 FRAMES = FrameStore(TinyEnv(), 24)

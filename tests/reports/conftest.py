@@ -7,7 +7,7 @@ import pytest
 from filled_run import config, filled, folder, make_records, make_scores  # noqa: F401 - fixtures
 from made_sweep import BAD, GOOD, SWEEP, Curves
 
-from rlvlm.runs.folder import create_folder
+from rlvlm.runs.files.folder import create_folder
 from rlvlm.sweeps.config import SweepConfig
 from rlvlm.sweeps.folder import SweepFolder, held_sweep
 from rlvlm.sweeps.plan import expand

@@ -24,9 +24,9 @@ from rlvlm.reports.statistics import (
     resampled_means,
 )
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, create_folder
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.files.folder import RunFolder, create_folder
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.sweeps.folder import State, SweepFolder
 from rlvlm.sweeps.plan import app_name
 

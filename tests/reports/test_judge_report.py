@@ -21,9 +21,9 @@ from rlvlm.pages.answers import Answers, by_bin, confusion, outcomes, read_sourc
 from rlvlm.preferences.config import THEIR_TASKS
 from rlvlm.preferences.teachers import SHARES
 from rlvlm.reports.judge_report import compare_answers, report_judges
-from rlvlm.runs.answers import pair_of
-from rlvlm.runs.records import query_row, truths_of
-from rlvlm.runs.summary import summarise_answers
+from rlvlm.runs.files.answers import pair_of
+from rlvlm.runs.files.records import query_row, truths_of
+from rlvlm.runs.files.summary import summarise_answers
 from rlvlm.testing import FakeJudge
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -7,8 +7,8 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.core.guests import guests
 from rlvlm.envs.registry import make_env
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.recipes import recipe
 
 
 def test_dotted_words_override_the_recipe():

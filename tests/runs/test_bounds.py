@@ -11,8 +11,8 @@ import pytest
 from rlvlm.core.checks import Bound, Needs
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import marks
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import flat, override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import flat, override
 
 Rule = TypeVar("Rule", Bound, Needs)
 TASKS = ("drawer_open", "number_line", "push_block", "libero_goal/8", "pick_place_can")

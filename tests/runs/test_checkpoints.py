@@ -33,9 +33,9 @@ from rlvlm.algorithms.checkpoint import (
     write_parts,
 )
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.checkpoints import CheckpointStore, RunState, checkpoint_store, newest_sound
-from rlvlm.runs.folder import create_folder, find_folder
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.files.checkpoints import CheckpointStore, RunState, checkpoint_store, newest_sound
+from rlvlm.runs.files.folder import create_folder, find_folder
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.runs.train import Training
 
 

@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from rlvlm.runs import dashboard
+from rlvlm.runs.start import dashboard
 
 
 def test_the_link_brings_the_cookie_and_leads_on_and_no_other_path_does(monkeypatch):

@@ -12,9 +12,9 @@ import pytest
 from tiny_run import run_here, table
 
 from rlvlm.core.errors import UsageError
-from rlvlm.runs.config_file import RENAMED, read_saved_settings
-from rlvlm.runs.folder import RunFolder, find_folder, read_state
-from rlvlm.runs.settings import flat
+from rlvlm.runs.files.folder import RunFolder, find_folder, read_state
+from rlvlm.runs.settings.config_file import RENAMED, read_saved_settings
+from rlvlm.runs.settings.tree import flat
 
 ARCHIVES = sorted(Path(__file__).with_name("earlier").glob("*.tar.xz"))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlvlm.runs.guardian import sweep, users_of
-from rlvlm.runs.memory import MemoryWatch
+from rlvlm.core.memory import MemoryWatch
+from rlvlm.runs.start.guardian import sweep, users_of
 
 USER = "import sys, time; file = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(60)"
 
@@ -40,7 +40,7 @@ def test_a_sweep_ends_the_processes_of_its_folder_and_no_others(tmp_path):
 GUARDED = """
 import os, subprocess, sys
 from pathlib import Path
-from rlvlm.runs.guardian import guarded_folder
+from rlvlm.runs.start.guardian import guarded_folder
 folder = Path(sys.argv[1])
 with guarded_folder(folder):
     child = subprocess.Popen([sys.executable, '-c', sys.argv[3], str(folder / 'a.log')], stdout=subprocess.PIPE)
@@ -70,7 +70,7 @@ def test_nothing_is_left_whether_a_run_ends_or_is_killed(tmp_path):
 
 WATCHED = """
 import subprocess, sys, time
-from rlvlm.runs.memory import MemoryWatch, tree_memory_mb
+from rlvlm.core.memory import MemoryWatch, tree_memory_mb
 eater = "food = b'x' * (100 * 2**20); print(flush=True); input()"
 before = tree_memory_mb()
 with MemoryWatch(start_mb=7.0, period_s=0.02) as watch:

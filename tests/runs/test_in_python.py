@@ -26,11 +26,11 @@ from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.policies.vlm.loading import build_policy
 from rlvlm.preferences.networks import reward_input
 from rlvlm.preferences.reward_model import LearnedReward, RewardModel
-from rlvlm.runs.build import open_players
-from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder, create_folder
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.files.checkpoints import RunState
+from rlvlm.runs.files.folder import RunFolder, create_folder
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.kinds import StepsRun
+from rlvlm.runs.start.build import open_players
 
 PAGE = (Path(rlvlm.__file__).parents[1] / "docs" / "python.md").read_text()
 EXAMPLE, POLICY_EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.memory_plan import write_config
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.networks import envs_advice, sent_bytes
-from rlvlm.runs.ray_session import OBJECT_STORE_BYTES, store_room
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.networks import envs_advice, sent_bytes
+from rlvlm.runs.start.ray_session import OBJECT_STORE_BYTES, store_room
 from rlvlm.vlms import devices
 from tests.tiny_vlm import save_tiny_vlm
 
@@ -39,11 +39,11 @@ def test_a_store_is_never_larger_than_shared_memory_has_room(tmp_path, monkeypat
         (2**26, 8 * GIB, OBJECT_STORE_BYTES),  # as docker gives it; Ray says that it goes through the disk
     ):
         usage = type("Usage", (), {"free": free})
-        monkeypatch.setattr("rlvlm.runs.ray_session.shutil.disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr("rlvlm.runs.start.ray_session.shutil.disk_usage", lambda _, usage=usage: usage)
         assert store_room(wanted) == expected
     for platform in ("darwin", "linux"):  # Ray of a Mac keeps it elsewhere, that of Linux does not start
-        monkeypatch.setattr("rlvlm.runs.ray_session._SHM", tmp_path / "none")
-        monkeypatch.setattr("rlvlm.runs.ray_session.sys.platform", platform)
+        monkeypatch.setattr("rlvlm.runs.start.ray_session._SHM", tmp_path / "none")
+        monkeypatch.setattr("rlvlm.runs.start.ray_session.sys.platform", platform)
         with nullcontext() if platform == "darwin" else pytest.raises(MachineError, match="there is no .*none, where"):
             assert store_room(8 * GIB) == OBJECT_STORE_BYTES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.recipes import recipe
+from rlvlm.runs.settings.recipes import recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCES = {"true": ("--reward.source", "environment"), "labels": ("--reward.teacher", "oracle")}

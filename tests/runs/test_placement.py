@@ -17,11 +17,11 @@ from rich.console import Console
 from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.cli import main
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.placement import Node, Role, book_gpu, layout_of, nodes, own_gpu, place, plan_table
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.placement import Node, Role, book_gpu, layout_of, nodes, own_gpu, place, plan_table
 from rlvlm.vlms.devices import pick_device
 
 ROOT = Path(__file__).parents[2]

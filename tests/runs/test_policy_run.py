@@ -21,7 +21,7 @@ from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
-from rlvlm.runs.folder import find_folder
+from rlvlm.runs.files.folder import find_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

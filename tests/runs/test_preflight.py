@@ -20,15 +20,15 @@ from rlvlm.judges import build
 from rlvlm.pocket.models import weights_folder
 from rlvlm.reports.options import BenchOptions
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs import preflight
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import TrackConfig
-from rlvlm.runs.folder import create_folder
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.preflight import bench_command, check_before_play, check_before_run, cluster_address, port_is_free
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.files.checkpoints import RunState
+from rlvlm.runs.files.folder import create_folder
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config import TrackConfig
+from rlvlm.runs.settings.kinds import StepsRun
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start import preflight
+from rlvlm.runs.start.preflight import bench_command, check_before_play, check_before_run, cluster_address, port_is_free
 from rlvlm.vlms.engines import http_client
 
 ORACLE = StepsRun(task="drawer_open", reward=StepRewardConfig(teacher="oracle"))

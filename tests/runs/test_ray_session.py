@@ -17,8 +17,8 @@ import pytest
 from tiny_run import WORDS, finish, start
 
 from rlvlm.core.errors import MachineError
-from rlvlm.runs import ray_session as session
-from rlvlm.runs.preflight import free_port
+from rlvlm.runs.start import ray_session as session
+from rlvlm.runs.start.preflight import free_port
 
 BUSY = """
 import os
@@ -26,7 +26,7 @@ import signal
 import time
 import psutil
 import ray._private.services as services
-from rlvlm.runs import ray_session as session
+from rlvlm.runs.start import ray_session as session
 
 asked, said, patient, clock = [], [], services.get_node, time.monotonic
 session.SLOW_S = 0.2  # every start takes longer

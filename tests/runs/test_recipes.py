@@ -8,12 +8,12 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.registry import Task, check_env_settings, make_env, register, task_env, task_names
 from rlvlm.pocket.models import VIDEO_TASKS
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.build import algorithm_settings
-from rlvlm.runs.config_file import config_text, read_config_text
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.recipes import RECIPES, recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config_file import config_text, read_config_text
+from rlvlm.runs.settings.kinds import StepsRun
+from rlvlm.runs.settings.recipes import RECIPES, recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.build import algorithm_settings
 
 
 def test_a_first_feedback_after_the_end_is_reported():

@@ -10,12 +10,12 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import check_env_settings, task_env
-from rlvlm.runs.build import algorithm_settings
-from rlvlm.runs.checkpoints import Checkpoint, RunState
-from rlvlm.runs.config_file import config_text, read_config_text
-from rlvlm.runs.folder import read_state
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import flat, override
+from rlvlm.runs.files.checkpoints import Checkpoint, RunState
+from rlvlm.runs.files.folder import read_state
+from rlvlm.runs.settings.config_file import config_text, read_config_text
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import flat, override
+from rlvlm.runs.start.build import algorithm_settings
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from ray.exceptions import ActorDiedError, OutOfDiskError
 from rlvlm.cli import main
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import MachineError, RunError, UsageError
-from rlvlm.runs.answers import final_answers
-from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import QUERY_COLUMNS, RunFolder, check_newest, create_folder, find_folder
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.tables import MAX_CELL, CsvTable, JsonLines
+from rlvlm.runs.files.answers import final_answers
+from rlvlm.runs.files.checkpoints import RunState
+from rlvlm.runs.files.folder import QUERY_COLUMNS, RunFolder, check_newest, create_folder, find_folder
+from rlvlm.runs.files.tables import MAX_CELL, CsvTable, JsonLines
+from rlvlm.runs.settings.config_file import config_text
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.runs.train import convert_errors, start_run
 from rlvlm.sweeps.folder import check_trust
 
@@ -47,7 +47,7 @@ def test_without_out_the_name_is_task_and_time(tmp_path, monkeypatch):
 def test_a_folder_that_another_run_takes_at_the_same_moment_stays_whole(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = create_folder(replace(config, out=None), ["rlvlm"], NOW)
-    monkeypatch.setattr("rlvlm.runs.folder.default_path", lambda task, started: first.path)  # seen free by both
+    monkeypatch.setattr("rlvlm.runs.files.folder.default_path", lambda task, started: first.path)  # seen free by both
     second = create_folder(replace(config, out=None), ["rlvlm"], NOW)
     assert second.path.name == f"{first.path.name}-2"
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(()))  # nothing lay in it yet when the other one looked
@@ -84,7 +84,7 @@ def test_a_used_folder_is_refused_with_the_way_on(folder, config, tmp_path):
 
 
 def test_a_full_disk_is_reported_before_anything_is_made(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("rlvlm.runs.folder.BYTES_NEEDED", shutil.disk_usage(tmp_path).total + 1)
+    monkeypatch.setattr("rlvlm.runs.files.folder.BYTES_NEEDED", shutil.disk_usage(tmp_path).total + 1)
     with pytest.raises(MachineError, match="MiB free, a run needs"):
         create_folder(config, ["rlvlm"], NOW)
     assert list(tmp_path.iterdir()) == []

@@ -14,11 +14,12 @@ from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.registry import Task, register
-from rlvlm.runs import build, evaluate
-from rlvlm.runs.build import Players
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.scores import evaluation_rank, evaluation_row, score_name, scores, true_success
-from rlvlm.runs.settings import override
+from rlvlm.runs import evaluate
+from rlvlm.runs.files.scores import evaluation_rank, evaluation_row, score_name, scores, true_success
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start import build
+from rlvlm.runs.start.build import Players
 
 ROWS = [{"success_rate": "0.2", "episode_return": "-100"}, {"success_rate": "1", "episode_return": "50"}]
 

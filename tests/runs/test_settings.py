@@ -6,10 +6,10 @@ import pytest
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.metaworld.config import MetaWorldConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.config_file import config_text, read_config_text
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import commented, differences, from_yaml, override, to_yaml
+from rlvlm.runs.settings.config_file import config_text, read_config_text
+from rlvlm.runs.settings.kinds import StepsRun
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import commented, differences, from_yaml, override, to_yaml
 
 
 def test_a_file_written_by_hand_is_read():

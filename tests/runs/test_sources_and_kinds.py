@@ -12,10 +12,10 @@ from rlvlm.core import metrics
 from rlvlm.core.errors import UsageError
 from rlvlm.labels.store import LabelStore
 from rlvlm.rewards.config import SOURCES
-from rlvlm.runs.build import algorithm_settings, built
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.build import algorithm_settings, built
 from rlvlm.testing.judges import FakeJudge
 
 KINDS: dict[str, dict[str, Any]] = {

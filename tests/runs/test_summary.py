@@ -8,13 +8,13 @@ from rlvlm.core import metrics
 from rlvlm.core.console.panel import RunConsole
 from rlvlm.pages.run_charts import write_plots
 from rlvlm.rewards.config import StepRewardConfig
-from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.records import score_row
-from rlvlm.runs.scores import DECODINGS
-from rlvlm.runs.summary import run_readme, summarise, summarise_decodings
+from rlvlm.runs.files.checkpoints import RunState
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.records import score_row
+from rlvlm.runs.files.scores import DECODINGS
+from rlvlm.runs.files.summary import run_readme, summarise, summarise_decodings
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.runs.train import print_summary
 
 STATE = RunState(env_steps=4_000, wall_s=240.0, peak_rss_mb=1234.4)

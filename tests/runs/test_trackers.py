@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlvlm.core import metrics
-from rlvlm.runs.folder import create_folder, find_folder
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.trackers import Trackers
+from rlvlm.runs.files.folder import create_folder, find_folder
+from rlvlm.runs.files.trackers import Trackers
+from rlvlm.runs.settings.recipes import recipe
 
 
 def broken(*_: Any, **__: Any) -> None:

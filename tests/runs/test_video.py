@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.envs.registry import make_env
-from rlvlm.runs.build import film_draw
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.video import FPS, HEADER_PX, LEAST_S, TRACE_PX, compose_frames, write_mp4, write_videos
+from rlvlm.runs.files.video import FPS, HEADER_PX, LEAST_S, TRACE_PX, compose_frames, write_mp4, write_videos
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.start.build import film_draw
 
 
 def compose(rewards: list[float], width: int = 128, title: str = "t", **more: Any) -> list[NDArray[np.uint8]]:

@@ -16,11 +16,11 @@ from rlvlm.envs.config import StepEnvConfig
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.tokens import ActionScale
-from rlvlm.runs import build
-from rlvlm.runs.build import answering_judge
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start import build
+from rlvlm.runs.start.build import answering_judge
+from rlvlm.runs.start.preflight import check_before_run
 
 WORDS = (
     "push_block --steps 6000 --seed 1 --sft.episodes 12 --sft.updates 40 --algo.groups 6 --algo.group-size 4 "

@@ -20,10 +20,10 @@ from rlvlm.judges.build import build_judge
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.labels.store import LabelStore
-from rlvlm.runs.placement import HeldPlaces
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.placement import HeldPlaces
+from rlvlm.runs.start.preflight import check_before_run
 from rlvlm.runs.train import judge_session
 from rlvlm.serving import monitoring
 from rlvlm.serving.apps import start_judge

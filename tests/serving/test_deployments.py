@@ -4,8 +4,8 @@ import pytest
 
 from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.judges.config import JudgeConfig
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
 from rlvlm.serving.config import PlacementConfig, check_environment
 from rlvlm.serving.deployments import bind_judge
 from rlvlm.vlms.config import EngineConfig

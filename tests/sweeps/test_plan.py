@@ -10,10 +10,10 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmCo
 from rlvlm.cli import run_command
 from rlvlm.core.errors import UsageError
 from rlvlm.core.guests import guests
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import from_yaml, override, to_yaml
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.kinds import StepsRun
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import from_yaml, override, to_yaml
 from rlvlm.sweeps.config import BudgetConfig, SourceConfig, SweepConfig, find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import alone_command, app_name, expand, notes_of_plans, shared_judges
 

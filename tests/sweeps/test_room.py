@@ -6,9 +6,9 @@ from ray import serve
 from tiny_run import run_here, table
 
 from rlvlm.core.errors import MachineError, UsageError
-from rlvlm.runs.placement import Node
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.placement import Node
 from rlvlm.sweeps.config import ResourceConfig
 from rlvlm.sweeps.room import max_places, num_at_once, num_slots, roles_of_a_run, roles_of_judges
 

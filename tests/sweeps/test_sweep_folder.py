@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlvlm.core.console.signals import StopRequest
 from rlvlm.core.errors import JudgeUnavailable, UsageError
-from rlvlm.runs.folder import create_folder
+from rlvlm.runs.files.folder import create_folder
 from rlvlm.sweeps import sweep as sitting
 from rlvlm.sweeps.callback import SweepCallback
 from rlvlm.sweeps.config import ResourceConfig, SourceConfig, SweepConfig

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlvlm.core.errors import NumericsError, RunError
-from rlvlm.runs.folder import RunFolder, create_folder
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.files.folder import RunFolder, create_folder
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.sweeps.callback import Halving, cause_of
 from rlvlm.sweeps.config import FlatConfig, HalvingConfig
 from rlvlm.sweeps.trial import SweepTrial, is_flat

@@ -1,4 +1,4 @@
-"""Estimate of a learner's GPU memory, from the shapes of its model: no weight is loaded. `runs.preflight` uses it.
+"""Estimate of a learner's GPU memory from the shapes of its model: no weight is loaded. `runs.start.preflight` uses it.
 
 P parameters are trained and F are frozen. N learners share them out; N is 1 where each holds all. All the time, the
 process holds:

@@ -10,7 +10,7 @@ import tyro
 from rlvlm.core.checks import Bound, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.trust import check_folder, foreign_code
-from rlvlm.runs.folder import check_trust
+from rlvlm.runs.files.folder import check_trust
 
 
 @dataclass(frozen=True)

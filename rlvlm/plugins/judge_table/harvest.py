@@ -25,8 +25,8 @@ from rlvlm.judge_bench.hacked import (
 )
 from rlvlm.judge_bench.rows import ROW_FILE
 from rlvlm.reports.contact_sheet import COLUMNS, IMAGE_PX, Row, contact_sheet
-from rlvlm.runs.folder import find_folders
-from rlvlm.runs.records import MAX_FRAMES
+from rlvlm.runs.files.folder import find_folders
+from rlvlm.runs.files.records import MAX_FRAMES
 from rlvlm.vlms.stills import to_png
 
 _MAX_SHOWN = 16

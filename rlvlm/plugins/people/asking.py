@@ -19,7 +19,7 @@ from rlvlm.plugins.people.page import label_page, person_judge
 from rlvlm.plugins.people.queue import PeopleQueue, people_lines
 from rlvlm.reports.options import ScoreOptions
 from rlvlm.reports.score import score_data
-from rlvlm.runs.folder import check_trust, find_folder, label_store
+from rlvlm.runs.files.folder import check_trust, find_folder, label_store
 
 _LINE_EVERY_S = 15.0
 """Minimum interval between two progress lines, in seconds."""

@@ -20,14 +20,14 @@ from rlvlm.core.checks import Bound, NonNegativeInt, PositiveInt, check_bounds
 from rlvlm.core.console.arguments import parse
 from rlvlm.core.disk import shipped
 from rlvlm.core.errors import EXIT_DONE, MachineError, UsageError
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
-from rlvlm.runs.folder import default_path
+from rlvlm.runs.files.folder import default_path
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config import JUDGE_ROLE, Role, RunConfig
 from rlvlm.sweeps.config import find_sweep_file, read_sweep
 from rlvlm.sweeps.plan import expand, shared_judges
 
 if TYPE_CHECKING:
-    from rlvlm.runs.placement import Layout, Node
+    from rlvlm.runs.start.placement import Layout, Node
 
 BODY = "# ---- below this line the copies are alike ----\n"
 """Line of the template below which all jobs' scripts are equal."""
@@ -111,7 +111,7 @@ def _run_work(arguments: SlurmArguments, options: Sequence[str], prog: str) -> _
     if config.out is not None:
         raise UsageError("--out belongs before the --", f"{prog} {arguments.task} --out {config.out} -- ...")
     home = default_path(config.task, datetime.now())
-    from rlvlm.runs.placement import layout_of  # torch and Ray, after all that a user may get wrong
+    from rlvlm.runs.start.placement import layout_of  # torch and Ray, after all that a user may get wrong
 
     lay_out = partial(layout_of, config, is_here=False)
     return _Work(words=words, title=config.title, home=home, configs=[config], lay_out=lay_out)
@@ -124,7 +124,7 @@ def _sweep_work(arguments: SlurmArguments, options: Sequence[str]) -> _Work:
     file = Path(arguments.task) if Path(arguments.task).exists() else find_sweep_file(Path(arguments.task).stem)
     sweep = read_sweep(file)
     plans = expand(sweep)
-    from rlvlm.runs.placement import place  # torch and Ray, after all that a user may get wrong
+    from rlvlm.runs.start.placement import place  # torch and Ray, after all that a user may get wrong
 
     def lay_out(machines: Sequence["Node"]) -> None:
         # all of its judges work at once, with at least one run beside them; fewer cores mean fewer concurrent runs
@@ -151,7 +151,7 @@ def command(words: Sequence[str], prog: str) -> int:
     work = _sweep_work(arguments, options) if is_sweep else _run_work(arguments, options, prog)
     layout = _check_places(arguments.job, work.lay_out)
     if layout is not None:
-        from rlvlm.runs.networks import main_memory
+        from rlvlm.runs.start.networks import main_memory
 
         _check_memory(arguments.job, main_memory(work.configs[0], layout.roles, layout.where))
     _check_weights(arguments.job, work.configs)
@@ -188,7 +188,7 @@ def _check_places(job: SlurmConfig, lay_out: Callable[[Sequence["Node"]], "Layou
     """Returns the result of `lay_out`, which places each process on the job's nodes, or raises UsageError, with the
     number of GPUs or cores per node that would suffice, if any.
     """
-    from rlvlm.runs.placement import Node
+    from rlvlm.runs.start.placement import Node
 
     def machines(gpus: int, cpus: int) -> list[Node]:
         return [

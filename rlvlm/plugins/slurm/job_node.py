@@ -25,9 +25,9 @@ from rlvlm.core.console.boxes import guarded
 from rlvlm.core.console.signals import ASKED_BY
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import EXIT_DONE, MachineError
-from rlvlm.runs.environment import usable_cores
-from rlvlm.runs.guardian import guarded_folder
-from rlvlm.runs.ray_session import make_parent, start_ray, store_room, write_token
+from rlvlm.runs.files.environment import usable_cores
+from rlvlm.runs.start.guardian import guarded_folder
+from rlvlm.runs.start.ray_session import make_parent, start_ray, store_room, write_token
 
 POLL_S = 0.5
 

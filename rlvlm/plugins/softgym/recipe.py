@@ -1,7 +1,7 @@
 """Default configuration of SoftGym's tasks."""
 
 from rlvlm.envs.config import StepEnvConfig
-from rlvlm.runs.steps_run import StepsRun
+from rlvlm.runs.settings.steps_run import StepsRun
 
 
 def stock() -> StepsRun:

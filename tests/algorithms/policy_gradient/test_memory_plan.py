@@ -21,11 +21,11 @@ from rlvlm.core.errors import MachineError
 from rlvlm.policies.vlm.activations import Activations
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.loading import load_policy
-from rlvlm.runs import preflight
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.networks import workload_of
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start import preflight
+from rlvlm.runs.start.networks import workload_of
 from rlvlm.vlms import devices
 from tests.tiny_vlm import save_tiny_vlm
 

@@ -17,10 +17,10 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.plugins.judge_table.commands import harvest
 from rlvlm.plugins.judge_table.harvest import harvest_suite
 from rlvlm.rewards.scoring_items import ScoredItem
-from rlvlm.runs.config_file import config_text
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.records import Recorder
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.records import Recorder
+from rlvlm.runs.settings.config_file import config_text
+from rlvlm.runs.settings.recipes import recipe
 from rlvlm.testing import fooled
 from tests.judge_bench.test_hacked import scored
 

@@ -27,8 +27,8 @@ from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.vla.build import build_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.policy import Demonstrations
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
 from tests.recorded_data import GREEN, PX, Recorded, trajectory
 from tests.recorded_data import write_lerobot as write_data
 

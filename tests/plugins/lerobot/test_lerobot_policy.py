@@ -29,11 +29,11 @@ from rlvlm.policies.vla.build import build_policy, read_config, read_policy
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vla.flow.config import FlowConfig
 from rlvlm.policies.vla.policy import Sampling
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.config_file import config_text, read_config_text
-from rlvlm.runs.preflight import check_before_run
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.settings.config_file import config_text, read_config_text
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.preflight import check_before_run
 from tests.runs.test_in_python import run_with
 
 
@@ -202,7 +202,7 @@ def test_a_run_without_such_a_checkpoint_needs_no_lerobot():
         "import shutil, sys\nfrom rlvlm.core import guests\nfound = guests.guests()\n"
         "left = {name: guest for name, guest in found.items() if name != 'lerobot'}\nguests.guests = lambda: left\n"
         "from rlvlm.policies.vla.build import read_config\nfrom rlvlm.policies.vla.config import VLAConfig\n"
-        "from rlvlm.runs.config_file import read_config_text\n"
+        "from rlvlm.runs.settings.config_file import read_config_text\n"
         "config = read_config_text(sys.stdin.read())\nassert not hasattr(config.policy, 'lerobot')\n"
         "try: VLAConfig(head='flow', model='a/b')\n"
         "except ValueError as error: print(error)\n"

@@ -10,9 +10,9 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.plugins.openvla.config import OpenVLAConfig
 from rlvlm.policies.vla.config import VLAConfig
-from rlvlm.runs import preflight
-from rlvlm.runs.arguments import parse_run
-from rlvlm.runs.preflight import check_before_run
+from rlvlm.runs.settings.arguments import parse_run
+from rlvlm.runs.start import preflight
+from rlvlm.runs.start.preflight import check_before_run
 from tests.algorithms.policy_gradient.test_memory_plan import assert_planned
 from tests.algorithms.policy_gradient.test_sharding import assert_step_of_one, chunks
 from tests.plugins.openvla.test_openvla import load

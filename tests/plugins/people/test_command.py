@@ -20,9 +20,9 @@ from rlvlm.judges.cache import CachedJudge
 from rlvlm.labels.records import answer_key
 from rlvlm.labels.store import LabelStore
 from rlvlm.plugins.people.queue import PeopleQueue, Said, new_ticket
-from rlvlm.runs.folder import create_folder
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.video import write_mp4
+from rlvlm.runs.files.folder import create_folder
+from rlvlm.runs.files.video import write_mp4
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.testing import FakeJudge
 
 

@@ -17,8 +17,8 @@ from rlvlm.judges.config import JudgeConfig, SimilarityConfig
 from rlvlm.plugins.similarity.baseline import baseline_reward, unit
 from rlvlm.plugins.similarity.blip2 import Blip2Rater
 from rlvlm.plugins.similarity.clip import ClipRater
-from rlvlm.runs.recipes import recipe
-from rlvlm.runs.settings import override
+from rlvlm.runs.settings.recipes import recipe
+from rlvlm.runs.settings.tree import override
 from rlvlm.testing import check_judge
 
 FAMILIES = ("clip", "siglip", "blip2")

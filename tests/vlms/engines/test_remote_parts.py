@@ -20,7 +20,7 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.core.judging import Usage
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.judges.dialogues import LABEL_TOKENS, YES_AND_NO, token_masses
-from rlvlm.runs.kinds import StepsRun
+from rlvlm.runs.settings.kinds import StepsRun
 from rlvlm.serving.config import PlacementConfig
 from rlvlm.vlms.chats import Refused, TransientError
 from rlvlm.vlms.config import ApiConfig

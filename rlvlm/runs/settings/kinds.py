@@ -8,13 +8,13 @@ so that `rlvlm --help` starts at once.
 from collections.abc import Mapping
 from typing import Any
 
-from rlvlm.runs.chunks_run import CHUNKS
-from rlvlm.runs.chunks_run import ChunksRun as ChunksRun
-from rlvlm.runs.config import Kind
-from rlvlm.runs.steps_run import STEPS
-from rlvlm.runs.steps_run import StepsRun as StepsRun
-from rlvlm.runs.turns_run import TURNS
-from rlvlm.runs.turns_run import TurnsRun as TurnsRun
+from rlvlm.runs.settings.chunks_run import CHUNKS
+from rlvlm.runs.settings.chunks_run import ChunksRun as ChunksRun
+from rlvlm.runs.settings.config import Kind
+from rlvlm.runs.settings.steps_run import STEPS
+from rlvlm.runs.settings.steps_run import StepsRun as StepsRun
+from rlvlm.runs.settings.turns_run import TURNS
+from rlvlm.runs.settings.turns_run import TurnsRun as TurnsRun
 
 KINDS: Mapping[str, Kind[Any]] = {kind.name: kind for kind in (STEPS, TURNS, CHUNKS)}
 """Kinds by name, which comes first in `config.yaml`."""

@@ -10,8 +10,8 @@ from rlvlm.envs.config import TurnEnvConfig
 from rlvlm.envs.registry import few_starts, make_env
 from rlvlm.pocket.models import TURN_TASKS
 from rlvlm.policies.vlm.config import OWN_SETTINGS, PolicyConfig, check_family
-from rlvlm.runs.answers_run import AnswersKind, AnswersRun
-from rlvlm.runs.config import TASKS_OWN, Role, at_most
+from rlvlm.runs.settings.answers_run import AnswersKind, AnswersRun
+from rlvlm.runs.settings.config import TASKS_OWN, Role, at_most
 from rlvlm.serving.config import ServedEngineConfig
 
 

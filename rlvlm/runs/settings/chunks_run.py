@@ -13,8 +13,8 @@ from rlvlm.envs.registry import make_env
 from rlvlm.pocket.models import VIDEO_FRAME_PX, VIDEO_NUM_FRAMES, known_tasks
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
-from rlvlm.runs.answers_run import AnswersKind, AnswersRun
-from rlvlm.runs.config import TASKS_OWN, at_most
+from rlvlm.runs.settings.answers_run import AnswersKind, AnswersRun
+from rlvlm.runs.settings.config import TASKS_OWN, at_most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from rlvlm.core.judging import Status
 from rlvlm.judge_bench.figures import pair_figures, rank_correlation
 from rlvlm.judge_bench.rows import beside, read_row, task_figures
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.answers import RETURN, final_answers, logged_pairs, truth_name
-from rlvlm.runs.checkpoints import RunState
-from rlvlm.runs.config import GOAL_IMAGE, RunConfig
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.kinds import StepsRun
-from rlvlm.runs.scores import DECODINGS
+from rlvlm.runs.files.answers import RETURN, final_answers, logged_pairs, truth_name
+from rlvlm.runs.files.checkpoints import RunState
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.files.scores import DECODINGS
+from rlvlm.runs.settings.config import GOAL_IMAGE, RunConfig
+from rlvlm.runs.settings.kinds import StepsRun
 
 FINAL_EVALUATIONS = 3
 """Number of last evaluations whose mean is the final success rate."""

@@ -12,7 +12,7 @@ from rlvlm.envs.config import StepEnvConfig
 from rlvlm.pocket.models import known_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import SOURCES, TEACHERS, StepRewardConfig
-from rlvlm.runs.config import TASKS_OWN, Kind, Role, RunConfig, at_most
+from rlvlm.runs.settings.config import TASKS_OWN, Kind, Role, RunConfig, at_most
 
 
 @dataclass(frozen=True, kw_only=True)

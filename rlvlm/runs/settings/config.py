@@ -1,4 +1,4 @@
-"""Settings shared by runs of all kinds (`rlvlm.runs.kinds`); the command line overrides the fields.
+"""Settings shared by runs of all kinds (`rlvlm.runs.settings.kinds`); the command line overrides the fields.
 
 Imports only the packages' config files, never torch or ray, so that `rlvlm --help` starts at once.
 """
@@ -25,7 +25,7 @@ from rlvlm.judges.config import JudgeConfig
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import RewardConfig
-from rlvlm.runs.settings import flat
+from rlvlm.runs.settings.tree import flat
 from rlvlm.serving.config import JUDGE_ROLE, JUDGE_SETTING, PLACE_TIMEOUT_S, PlacementConfig, Role, ServedEngineConfig
 
 
@@ -80,8 +80,8 @@ TASKS_OWN: Any = None
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Settings that every run has. A run is a `StepsRun`, a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.kinds`, after
-    the kind of the task's env: each narrows the types of these sections and adds its own.
+    """Settings that every run has. A run is a `StepsRun`, a `TurnsRun` or a `ChunksRun` of `rlvlm.runs.settings.kinds`,
+    after the kind of the task's env: each narrows the types of these sections and adds its own.
     """
 
     kind: ClassVar["Kind[Any]"]
@@ -284,7 +284,7 @@ Run = TypeVar("Run", bound=RunConfig)
 
 
 class Kind(ABC, Generic[Run]):
-    """What differs between runs of envs in steps, turns and chunks; one object each in `rlvlm.runs.kinds`.
+    """What differs between runs of envs in steps, turns and chunks; one object each in `rlvlm.runs.settings.kinds`.
 
     Args:
         run: class of its runs.

@@ -11,7 +11,7 @@ from rlvlm.policies.own import find_own
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
-from rlvlm.runs.config import Kind, Role, RunConfig
+from rlvlm.runs.settings.config import Kind, Role, RunConfig
 from rlvlm.serving.config import LEARNER_ROLE
 
 

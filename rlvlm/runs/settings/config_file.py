@@ -16,9 +16,9 @@ from rlvlm.core.yaml_text import read_yaml
 from rlvlm.envs.config import current_settings
 from rlvlm.envs.registry import find_task, own_settings
 from rlvlm.policies.vlm.config import HEAD_OF_ACTS
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.kinds import KINDS
-from rlvlm.runs.settings import flat, nested, read_settings, to_yaml
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.kinds import KINDS
+from rlvlm.runs.settings.tree import flat, nested, read_settings, to_yaml
 
 _BEFORE_KINDS = {"sac": "steps", "ppo": "turns", "grpo": "chunks"}
 """Kinds by the `algorithm` that came first in `config.yaml` before kinds existed."""

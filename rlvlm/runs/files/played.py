@@ -14,8 +14,8 @@ from rlvlm.core.disk import write_json
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.steps import Frames
 from rlvlm.judges.agreement import wilson_interval
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.settings.config import RunConfig
 from rlvlm.templates import inline
 
 MAX_EPISODES, MAX_FRAMES = 24, 24

@@ -9,9 +9,9 @@ from rlvlm.core.errors import ModelUnavailable
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.runs.answers_run import AnswersRun
-from rlvlm.runs.config import JUDGE_ROLE, Role, RunConfig
-from rlvlm.runs.turns_run import TurnsRun
+from rlvlm.runs.settings.answers_run import AnswersRun
+from rlvlm.runs.settings.config import JUDGE_ROLE, Role, RunConfig
+from rlvlm.runs.settings.turns_run import TurnsRun
 
 if TYPE_CHECKING:  # torch
     from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload

@@ -17,12 +17,12 @@ from rlvlm.core.errors import MachineError, NumericsError, UsageError
 from rlvlm.core.foreign import read_json
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.trust import check_folder, code_digests, foreign_code, is_trusted, names_of, remember
-from rlvlm.runs.checkpoints import STATE, Checkpoint, RunState, checkpoint_store, newest_sound, resolved
-from rlvlm.runs.config import GOAL_IMAGE, RunConfig
-from rlvlm.runs.config_file import config_text, read_config_text, read_saved_settings
-from rlvlm.runs.environment import describe_environment
-from rlvlm.runs.settings import differences, flat
-from rlvlm.runs.tables import CsvTable, JsonLines
+from rlvlm.runs.files.checkpoints import STATE, Checkpoint, RunState, checkpoint_store, newest_sound, resolved
+from rlvlm.runs.files.environment import describe_environment
+from rlvlm.runs.files.tables import CsvTable, JsonLines
+from rlvlm.runs.settings.config import GOAL_IMAGE, RunConfig
+from rlvlm.runs.settings.config_file import config_text, read_config_text, read_saved_settings
+from rlvlm.runs.settings.tree import differences, flat
 
 if TYPE_CHECKING:
     from rlvlm.labels.store import LabelStore

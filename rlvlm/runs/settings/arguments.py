@@ -15,9 +15,9 @@ import tyro
 from rlvlm.core.console.arguments import HELP, parse, value_of
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.registry import task_summary
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.recipes import RECIPES, recipe
-from rlvlm.runs.settings import by_meaning, differences, flat
+from rlvlm.runs.settings.config import RunConfig
+from rlvlm.runs.settings.recipes import RECIPES, recipe
+from rlvlm.runs.settings.tree import by_meaning, differences, flat
 
 _HELP_ALL = "--help-all"
 _MOST_USED = (

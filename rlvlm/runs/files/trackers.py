@@ -14,8 +14,8 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from rlvlm.core.disk import write_whole
 from rlvlm.core.errors import first_line
 from rlvlm.core.metrics import ENV_STEPS
-from rlvlm.runs.config import RunConfig
-from rlvlm.runs.folder import RunFolder
+from rlvlm.runs.files.folder import RunFolder
+from rlvlm.runs.settings.config import RunConfig
 from rlvlm.serving.monitoring import show_figures
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from rlvlm.policies.vla.config import PocketVLAConfig, VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig
 from rlvlm.rewards.config import ChunkRewardConfig, StepRewardConfig
-from rlvlm.runs.config import EvalConfig, RunConfig, TrackConfig
-from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
+from rlvlm.runs.settings.config import EvalConfig, RunConfig, TrackConfig
+from rlvlm.runs.settings.kinds import ChunksRun, StepsRun, TurnsRun
 
 
 def recipe(task: str, has_checkpoint: bool = False) -> RunConfig:

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from rlvlm.core.console.tables import plain_table
 from rlvlm.core.errors import MachineError
-from rlvlm.runs.config import Role, RunConfig
-from rlvlm.runs.environment import usable_cores
-from rlvlm.runs.kinds import TurnsRun
-from rlvlm.runs.networks import learner_memory
+from rlvlm.runs.files.environment import usable_cores
+from rlvlm.runs.settings.config import Role, RunConfig
+from rlvlm.runs.settings.kinds import TurnsRun
+from rlvlm.runs.start.networks import learner_memory
 from rlvlm.serving.config import LEARNER_ROLE
 from rlvlm.serving.places import Node, Placing, bounded_start, cluster_nodes, place, reserve_places
 from rlvlm.vlms import devices

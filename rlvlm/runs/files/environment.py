@@ -61,7 +61,7 @@ def gpu_names() -> list[str]:
 @functools.cache
 def source_commit() -> str | None:
     """Returns the commit of the working tree from which rlvlm is imported, with `+` if files differ from it."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     answers = []

@@ -1,4 +1,4 @@
-"""Memory use of a run, all its processes together. Watched by `train`."""
+"""Memory use of a process and its descendants. Watched by a run, and freed after its sessions."""
 
 import ctypes
 import threading

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from rlvlm.algorithms.evaluation import PlayedEpisode
 from rlvlm.core.disk import replacing
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.runs.records import Draw
+from rlvlm.runs.files.records import Draw
 
 TRACE_PX = 124
 """Height of the strip with the trace, in pixels."""

@@ -45,12 +45,12 @@ from rlvlm.judges.judge import Judge
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.policies.vlm.loading import build_policy
-from rlvlm.runs.answers_run import AnswersRun
-from rlvlm.runs.config import JUDGE_ROLE, RunConfig
-from rlvlm.runs.folder import RunFolder, label_store
-from rlvlm.runs.kinds import ChunksRun, StepsRun, TurnsRun
-from rlvlm.runs.placement import HeldPlaces
-from rlvlm.runs.records import Draw
+from rlvlm.runs.files.folder import RunFolder, label_store
+from rlvlm.runs.files.records import Draw
+from rlvlm.runs.settings.answers_run import AnswersRun
+from rlvlm.runs.settings.config import JUDGE_ROLE, RunConfig
+from rlvlm.runs.settings.kinds import ChunksRun, StepsRun, TurnsRun
+from rlvlm.runs.start.placement import HeldPlaces
 
 MakeJudge = Callable[[], Judge]
 

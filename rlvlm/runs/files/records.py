@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlvlm.core.judging import Label
+from rlvlm.core.memory import release_free_memory
 from rlvlm.core.metrics import ENV_STEPS
 from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.judge_bench.hacked import MAX_KEPT, MAX_PER_UPDATE, Distinct, HackedEpisode, parse_episode
@@ -20,8 +21,7 @@ from rlvlm.labels.store import LabelStore
 from rlvlm.preferences.records import QueryRecord
 from rlvlm.rewards.scorers import Paint
 from rlvlm.rewards.scoring_items import ScoredItem, ScoringItem
-from rlvlm.runs.folder import RunFolder
-from rlvlm.runs.memory import release_free_memory
+from rlvlm.runs.files.folder import RunFolder
 from rlvlm.vlms.stills import to_png
 
 T = TypeVar("T")

@@ -23,10 +23,10 @@ from ray._private import utils as ray_utils
 from ray._private.node import Node
 
 from rlvlm.core.errors import MachineError, first_line
-from rlvlm.runs.dashboard import signed_in_link
-from rlvlm.runs.environment import usable_cores
-from rlvlm.runs.guardian import guarded_folder, sweep
-from rlvlm.runs.preflight import cluster_address
+from rlvlm.runs.files.environment import usable_cores
+from rlvlm.runs.start.dashboard import signed_in_link
+from rlvlm.runs.start.guardian import guarded_folder, sweep
+from rlvlm.runs.start.preflight import cluster_address
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from rlvlm.envs.registry import find_task, make_env, task_names
 from rlvlm.envs.rendering import FIX, ensure_renderer, try_renderer
 from rlvlm.judges.config import POCKET_FIX, JudgeConfig
 from rlvlm.pocket.models import shipped_folder, weights_folder
-from rlvlm.runs.answers_run import AnswersRun
-from rlvlm.runs.config import JUDGE_ROLE, RunConfig
-from rlvlm.runs.environment import gpu_names
-from rlvlm.runs.networks import model_folder, workload_of
-from rlvlm.runs.settings import changed_leaves, option_words
+from rlvlm.runs.files.environment import gpu_names
+from rlvlm.runs.settings.answers_run import AnswersRun
+from rlvlm.runs.settings.config import JUDGE_ROLE, RunConfig
+from rlvlm.runs.settings.tree import changed_leaves, option_words
+from rlvlm.runs.start.networks import model_folder, workload_of
 from rlvlm.serving.config import ServedEngineConfig, check_environment
 
 CONNECT_S = 5.0
@@ -72,7 +72,7 @@ def check_before_run(config: RunConfig, *, has_started: bool = False) -> None:
         check_dashboard(config.track.dashboard_port, "--track.dashboard-port")
     with ThreadPoolExecutor(1) as pool:  # which waits for a process that draws, while this one imports
         drawing = pool.submit(_check_renderer, config.task)
-        from rlvlm.runs.build import algorithm_settings  # torch and RLlib, after all that can be checked without
+        from rlvlm.runs.start.build import algorithm_settings  # torch and RLlib, after all that can be checked without
         from rlvlm.vlms.devices import own_gpu
 
         drawing.result()
@@ -160,7 +160,7 @@ def _check_memory(config: RunConfig) -> None:
     if policy is None or not isinstance(config, AnswersRun):
         return  # without a model everything is small
     from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
-    from rlvlm.runs.placement import layout_of, nodes  # ray, as every run needs it
+    from rlvlm.runs.start.placement import layout_of, nodes  # ray, as every run needs it
     from rlvlm.vlms import devices
 
     gpu_bytes = devices.gpu_memory()
