@@ -135,10 +135,6 @@ class Judge:
         """
         return _choices(self._batches.run("compare", _queries(pairs, goal)))
 
-    async def compare_async(self, pairs: Pairs, goal: str | Sequence[str] = "") -> Choices:
-        """Returns what `compare` does, without blocking the caller's event loop."""
-        return _choices(await self._batches.on_loop("compare", _queries(pairs, goal)))
-
 
 def _choices(answers: Sequence[Verdict]) -> Choices:
     labels = [None if answer.label is None else str(answer.label) for answer in answers]

@@ -128,8 +128,6 @@ class Training:
         # time and step of the last rounds, for a recent speed, because rounds get slower or faster
         self._recent = deque([(before.wall_s, before.env_steps)], maxlen=SPEED_ROUNDS)
         self._last_evaluation = Evaluation(episodes=[])
-        self._saving: tuple[int, Saving] | None = None
-        """Step of the checkpoint that is being written."""
 
     @property
     def state(self) -> RunState:
@@ -184,8 +182,8 @@ class Training:
         if is_started:
             is_best = self._evaluate()
             self._log(is_due=True)
-            self._try_to_save(is_best)
-            self._settle(waits=True)
+            self._save_meanwhile(is_best)
+            self._folder.checkpoints.settle(self._console.line, waits=True)
             self._recent.clear()  # remaining time is estimated from training rounds alone
             self._recent.append((self.state.wall_s, self.state.env_steps))
         if any(self._folder.checkpoints.newest_first()):
@@ -195,7 +193,7 @@ class Training:
         """Runs one round: train, evaluate, log; saves if a checkpoint is due, as at the last step."""
         before = self._algorithm.env_steps
         self._algorithm.train()
-        self._settle(waits=False)
+        self._folder.checkpoints.settle(self._console.line)
         config = self._config
         # finish learning from running rollouts first: evaluation and checkpoint must be of the same moment
         if any(self._crosses(p, before) for p in (config.eval.every_steps, config.track.checkpoint_every_steps)):
@@ -210,7 +208,7 @@ class Training:
         if self.is_over:
             self.save(is_best)
         elif is_best or self._crosses(config.track.checkpoint_every_steps, before):
-            self._try_to_save(is_best)
+            self._save_meanwhile(is_best)
 
     def save(self, is_best: bool = False) -> None:
         """Saves a checkpoint of the present state, unless there is one already, and returns once it is complete.
@@ -218,8 +216,13 @@ class Training:
         Raises:
             MachineError, OSError: writing failed.
         """
-        self._settle(waits=True)
+        self._folder.checkpoints.settle(self._console.line, waits=True)
         self._folder.checkpoints.save(self.state, self._begin_checkpoint, is_best)
+
+    def _save_meanwhile(self, is_best: bool) -> None:
+        """Begins a checkpoint of the present state, which is written while training goes on."""
+        checkpoints = self._folder.checkpoints
+        checkpoints.save_meanwhile(self.state, self._begin_checkpoint, is_best, self._console.line)
 
     def _begin_checkpoint(self, folder: Path) -> Saving:
         saving = self._algorithm.begin_checkpoint(folder, resolved(folder.parent.with_name("last")) / folder.name)
@@ -235,7 +238,7 @@ class Training:
             has_pages: False only writes the summary, e.g. while a caller waits and the run will continue.
         """
         try:
-            self._settle(waits=True)
+            self._folder.checkpoints.settle(self._console.line, waits=True)
         except RunError as error:  # the run may be ending by this very error
             self._console.line(f"the checkpoint being written is not saved: {error}")
         if not has_pages:
@@ -263,29 +266,6 @@ class Training:
         card = run_readme(config, summary, folder.environment(), folder.command(), files)
         write_whole(folder.readme, card)  # last, because it links to the others
         self._trackers.close()
-
-    def _try_to_save(self, is_best: bool) -> None:
-        """Begins a checkpoint, which is written while training goes on; if writing fails, training continues and the
-        next one is tried.
-        """
-        self._settle(waits=True)  # never two copies of all weights
-        step = self._algorithm.env_steps
-        try:
-            self._saving = step, self._folder.checkpoints.begin(self.state, self._begin_checkpoint, is_best)
-        except (MachineError, OSError) as error:
-            self._console.line(f"checkpoint at step {step:,} not saved: {error}")
-        self._settle(waits=False)
-
-    def _settle(self, *, waits: bool) -> None:
-        """Looks after the checkpoint that is being written, if there is one; with `waits` until it is complete."""
-        if self._saving is None:
-            return
-        (step, saving), self._saving = self._saving, None
-        try:
-            if not saving.has_ended(waits=waits):
-                self._saving = step, saving
-        except (MachineError, OSError) as error:
-            self._console.line(f"checkpoint at step {step:,} not saved: {error}")
 
     def _evaluate(self) -> bool:
         """Evaluates the present policy, and returns whether no earlier evaluation was better."""

@@ -7,8 +7,6 @@ from concurrent.futures import wait
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +34,6 @@ from rlvlm.core.errors import MachineError
 from rlvlm.runs.files.checkpoints import CheckpointStore, RunState, checkpoint_store, newest_sound
 from rlvlm.runs.files.folder import create_folder, find_folder
 from rlvlm.runs.settings.kinds import StepsRun
-from rlvlm.runs.train import Training
 
 
 def state(step: int) -> RunState:
@@ -265,38 +262,29 @@ def test_a_disk_that_fills_while_learners_write_leaves_the_checkpoint_before(sha
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_after_one_that_failed(tmp_path):
-    folder = create_folder(StepsRun(task="drawer_open", out=tmp_path / "run"), ["rlvlm"], datetime(2026, 1, 2))
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     lines, is_written = [], []
-    algorithm = SimpleNamespace(env_steps=100, drain_records=list)
-    training: Any = Training.__new__(Training)  # without envs and trackers
-    training._folder, training._algorithm, training._saving = folder, algorithm, None
-    training._console, training._recorder = SimpleNamespace(line=lines.append), SimpleNamespace(keep=lambda rows: None)
-    training._before, training._memory, training._started = state(0), SimpleNamespace(peak_mb=1.0), 0.0
-    training._settings, training._changes = {}, []
 
     def fail() -> None:
         raise MachineError("the disk is full")
 
-    def begin(path: Path, previous: Path) -> Saving:
+    def begin(step: int, path: Path) -> Saving:
         write(path)
-        close = fail if algorithm.env_steps == 200 else lambda: None
-        return Saving(lambda waits: waits or bool(is_written), close)
+        return Saving(lambda waits: waits or bool(is_written), fail if step == 200 else lambda: None)
 
-    algorithm.begin_checkpoint = begin
-    for algorithm.env_steps in (100, 200, 300):
-        training._try_to_save(is_best=False)
-        training._settle(waits=False)
-        assert steps(folder.checkpoints) == [100] * (algorithm.env_steps > 100), "it is still written"
+    for step in (100, 200, 300):
+        store.save_meanwhile(state(step), partial(begin, step), False, lines.append)
+        store.settle(lines.append)
+        assert steps(store) == [100] * (step > 100), "it is still written"
     is_written.append(True)
-    training._settle(waits=True)
+    store.settle(lines.append, waits=True)
     assert lines == ["checkpoint at step 200 not saved: the disk is full"]
-    algorithm.env_steps = 400
-    training.save()
-    assert steps(folder.checkpoints) == [300, 400]
-    algorithm.env_steps, algorithm.begin_checkpoint = 500, lambda path, previous: Saving(close=fail)
+    store.save_meanwhile(state(400), partial(begin, 400), False, lines.append)
+    store.settle(lines.append, waits=True)
+    assert steps(store) == [300, 400]
     with pytest.raises(MachineError, match="the disk is full"):
-        training.save()  # the last one must not be lost in silence
-    assert steps(folder.checkpoints) == [300, 400]
+        store.save(state(500), lambda path: Saving(close=fail), is_best=False)  # the last one is not lost in silence
+    assert steps(store) == [300, 400]
 
 
 def test_a_part_that_is_missing_is_noticed(shared):

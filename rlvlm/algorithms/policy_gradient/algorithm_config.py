@@ -26,8 +26,8 @@ from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.rewards.config import TurnRewardConfig
 
 MakeEngine = Callable[[VLMPolicy, Observations, IntArray, Frames], Engine]
-"""Makes the engine that samples for a policy in training here, given a fixed turn, the token ids of a reply to it and
-its image [1, H, W, 3], by which both are compared; must pickle."""
+"""Makes the engine that samples for a chat VLM in training here (a policy of the user's own is refused one), given a
+fixed turn, the token ids of a reply to it and its image [1, H, W, 3], by which both are compared; must pickle."""
 
 
 class Replies:

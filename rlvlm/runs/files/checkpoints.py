@@ -27,6 +27,10 @@ VARIABLE = "RLVLM_SCRATCH"
 KEPT_AT_HOME = 1
 """Number of newest checkpoints in the run's folder, besides the best, if there is a fast disk."""
 
+Write = Callable[[Path], Saving | None]
+"""Writes an algorithm's files into a folder, or begins to."""
+Log = Callable[[str], None]
+
 logger = logging.getLogger(__name__)
 
 
@@ -102,13 +106,38 @@ class CheckpointStore:
         # the run's folder keeps what a run needs; further checkpoints are on the fast disk
         self._keep = KEPT_AT_HOME if scratch else keep
         self._scratch = CheckpointStore(scratch, keep) if scratch else None
+        self._under_way: tuple[int, Saving] | None = None
+        """Step of the checkpoint that `save_meanwhile` has begun."""
 
-    def save(self, state: RunState, write: Callable[[Path], Saving | None], is_best: bool) -> Path:
+    def save_meanwhile(self, state: RunState, write: Write, is_best: bool, log: Log) -> None:
+        """Begins a checkpoint as `begin` does, once the one before is complete, and leaves it under way. If it cannot
+        be written, `log` says so; the next one is tried.
+        """
+        self.settle(log, waits=True)  # never two copies of all weights
+        try:
+            self._under_way = state.env_steps, self.begin(state, write, is_best)
+        except (MachineError, OSError) as error:
+            log(f"checkpoint at step {state.env_steps:,} not saved: {error}")
+        self.settle(log)  # with nothing left to collect, a thread completes it from now on
+
+    def settle(self, log: Log, *, waits: bool = False) -> None:
+        """Completes the checkpoint under way if its files are written, or waits for them; `log` says if that failed."""
+        if self._under_way is None:
+            return
+        (step, saving), self._under_way = self._under_way, None
+        try:
+            if not saving.has_ended(waits=waits):
+                self._under_way = step, saving
+        except (MachineError, OSError) as error:
+            log(f"checkpoint at step {step:,} not saved: {error}")
+
+    def save(self, state: RunState, write: Write, is_best: bool) -> Path:
         """Writes a checkpoint as `begin` does, and returns its folder at `path` once it is complete.
 
         Raises:
             MachineError, OSError: writing to `path` failed; older checkpoints are unchanged.
         """
+        assert self._under_way is None, "the one under way is settled first"
         scratch = self._scratch
         try:
             self.begin(state, write, is_best).has_ended(waits=True)
@@ -118,12 +147,12 @@ class CheckpointStore:
             self.begin(state, write, is_best).has_ended(waits=True)
         return self._folder(state)
 
-    def begin(self, state: RunState, write: Callable[[Path], Saving | None], is_best: bool) -> Saving:
+    def begin(self, state: RunState, write: Write, is_best: bool) -> Saving:
         """Begins the step folder of `state`, on scratch and at `path`, each of which gets its name once it is complete.
 
         Args:
             state: state of the run loop.
-            write: writes the algorithm's files into the given folder, or begins to.
+            write: writes the algorithm's files.
             is_best: whether to move the link `best` to it.
 
         Raises:
