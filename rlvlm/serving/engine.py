@@ -14,7 +14,6 @@ from rlvlm.core.steps import Frames
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.protocol import SeenImages
 from rlvlm.policies.reply_policy import ReplySampling
-from rlvlm.policies.vlm.engine import check_window
 from rlvlm.policies.vlm.policy import VLMPolicy
 from rlvlm.policies.vlm.vllm import TokenRules
 from rlvlm.serving.app_client import REFUSED, AppClient
@@ -179,7 +178,7 @@ class ServedEngine:
             policy.backbone.encode(text, (frame.shape[-3], frame.shape[-2]), policy.config.history)
             for text, frame in zip(obs.texts, frames, strict=True)
         ]
-        check_window(policy, prompts, sampling.max_new_tokens)
+        policy.check_window(prompts, sampling.max_new_tokens)
         rules = TokenRules(
             stop_id=policy.stop_id, banned_ids=tuple(policy.banned_ids.tolist()), image_id=policy.backbone.image_id
         )

@@ -1,6 +1,6 @@
 """A chat VLM as policy: it reads an image and text, writes a reply, and computes the log-prob of any stored reply.
 
-Algorithms train it; `engine` samples from it.
+Algorithms train it; an `engine` asks it for replies.
 """
 
 import hashlib
@@ -21,10 +21,9 @@ from rlvlm.core.steps import Frames
 from rlvlm.envs.env import TurnEnv
 from rlvlm.policies.advantage_prompt import positive
 from rlvlm.policies.protocol import READING, SHOWN_AT_ONCE, Imitation, Prediction, Reading, SeenImages
-from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
+from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling, draw
 from rlvlm.policies.vlm.backbone import Backbone, Padded, SeenImage, pad
 from rlvlm.policies.vlm.config import PolicyConfig
-from rlvlm.policies.vlm.engine import sample_actions, sample_replies
 from rlvlm.policies.vlm.imitation import Example, examples_of, imitation_loss, lengths_of
 from rlvlm.policies.weights import Shardable
 from rlvlm.vlms.blocks import recompute_blocks
@@ -300,18 +299,102 @@ class VLMPolicy(ReplyPolicy):
         """Returns `imitation.imitation_loss`; learners that shard the policy call it together."""
         return imitation_loss(self, examples, reply_weight, weights)
 
+    @torch.no_grad()
     def sample(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
-        """See `ReplyPolicy`: texts, or the actions of a head.
+        """See `ReplyPolicy`: texts, or the actions of a head, for which only the seeds and `greedy` matter.
 
         Raises:
             MachineError: an image was not shown.
             UsageError: a prompt and its reply would be longer than the model's window; a prompt is never cut.
         """
-        if self.action_head is not None:
-            return sample_actions(self, obs, seeds, sampling)
-        # float32 adapters are cast to the layers' dtype once for all tokens, not twice for each
-        with cast_adapters(self.model):
-            return sample_replies(self, obs, seeds, sampling)
+        if self.action_head is None:
+            self.check_window(self.prompts(obs), sampling.max_new_tokens)
+            # float32 adapters are cast to the layers' dtype once for all tokens, not twice for each
+            with cast_adapters(self.model):
+                return self._sample_texts(obs, seeds, sampling)
+        self.check_window(self.prompts(obs), max_tokens=0)
+        log_probs, values = self.act_log_probs(obs)
+        chosen = sampling.pick(log_probs, seeds)
+        picked = log_probs.gather(-1, chosen[:, None])[:, 0]
+        return [
+            SampledReply(
+                answer={"ids": np.array([action], np.int64)},
+                log_probs=np.array([log_prob], np.float32),
+                action=action,
+                value=value,
+            )
+            for action, log_prob, value in zip(chosen.tolist(), picked.tolist(), values.tolist(), strict=True)
+        ]
+
+    def _sample_texts(self, obs: Observations, seeds: Sequence[int], sampling: ReplySampling) -> list[SampledReply]:
+        """Returns replies that the language model writes: it reads the prompts of the batch once, and then one token at
+        a time, with cached keys and values.
+        """
+        max_new_tokens = sampling.max_new_tokens
+        noise = sampling.uniforms(seeds, max_new_tokens)
+        padded = self.pad(obs)
+        from transformers import DynamicCache  # slow to import
+
+        cache = DynamicCache(config=self.backbone.text_config)
+        hidden = self.hidden(padded, obs.images, cache)
+        values = self.prompt_values(hidden, padded).tolist()
+        # one token at a time for all replies together, until each has ended or reached its maximum length
+        state = hidden[:, -1]
+        chosen, log_probs = [], []
+        is_open = torch.ones(len(obs), dtype=torch.bool, device=self.device)
+        for step in range(max_new_tokens):
+            table = self.backbone.next_token_log_probs(state, sampling.temperature)
+            tokens = draw(table, None if noise is None else noise[step])
+            log_probs.append(table.gather(-1, tokens[:, None])[:, 0])
+            chosen.append(tokens)
+            is_open = is_open & (tokens != self.stop_id)
+            # the prediction after the last token is not needed
+            if step + 1 == max_new_tokens or not is_open.any():
+                break
+            state = self._decode_step(padded, tokens, step, cache)
+        # each ends with its first stop token, or where all were cut
+        ids = torch.stack(chosen, 1)  # [B, N]
+        is_stop = ids == self.stop_id
+        lengths = torch.where(is_stop.any(1), is_stop.int().argmax(1) + 1, ids.shape[1]).tolist()
+        all_ids, all_log_probs = ids.cpu().numpy(), torch.stack(log_probs, 1).cpu().numpy()
+        replies = []
+        for row, (length, is_complete) in enumerate(zip(lengths, is_stop.any(1).tolist(), strict=True)):
+            # a view would keep the whole batch in memory as long as one of its replies
+            own = all_ids[row, :length].copy()
+            replies.append(
+                SampledReply(
+                    answer={"ids": own},
+                    log_probs=all_log_probs[row, :length].copy(),
+                    text=self.text_of(own),
+                    value=values[row],
+                    is_complete=is_complete,
+                )
+            )
+        return replies
+
+    def _decode_step(self, padded: Padded, tokens: Tensor, step: int, cache: "Cache") -> Tensor:
+        """Returns [B, D] hidden states after one more token each. Finished replies are computed too, but not used."""
+        # after the largest position of the prompt, in which an image may have fewer positions than tokens
+        positions = (padded.positions.amax((0, 2)) + 1 + step)[None, :, None].expand(len(padded.positions), -1, 1)
+        mask = padded.attention
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(len(tokens), step + 1)], 1)
+        return self.backbone.decode_step(tokens, positions, mask, cache)
+
+    def check_window(self, prompts: Sequence[IntArray], max_tokens: int) -> None:
+        """Raises unless each of `prompts` fits into the model's window together with `max_tokens` of a reply.
+
+        Raises:
+            UsageError: one does not; a prompt is never cut.
+        """
+        longest, window = max(map(len, prompts), default=0), self.backbone.window
+        if longest + max_tokens > window:
+            raise UsageError(
+                f"a prompt has {longest:,} tokens and its reply may have {max_tokens}; the model's window holds "
+                f"{window:,}",
+                "lower --policy.max-pixels (smaller images) or --algo.max-reply-tokens, or take a model with a larger "
+                "window",
+            )
 
     def log_probs(self, obs: Observations, answers: Sequence[Answer], reading: Reading = READING) -> Prediction:
         """See `Policy`; the action of an action head counts as an answer of one token."""
