@@ -44,6 +44,14 @@ def shown(policy: Any, place: Any, num: int) -> Observations:
     return joined
 
 
+def test_an_action_that_a_policy_picks_is_the_one_that_is_played():
+    place = lamp()
+    for action, name in enumerate(place.env.action_names):
+        place.begin(0)
+        place.play(SampledReply(answer={}, log_probs=np.zeros(1, np.float32), action=action))
+        assert place.infos[-1]["action"] == action and place.episode().action_names == (name,)
+
+
 def test_an_answer_has_the_log_prob_it_was_drawn_with_whatever_else_is_in_its_batch():
     place = lamp()
     policy = build_policy(CONFIG, place.env)

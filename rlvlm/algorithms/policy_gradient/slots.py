@@ -129,7 +129,10 @@ class EnvSlot(TokenSlot):
         """Plays a turn and returns whether the episode is over."""
         # as it was when the reply was made: the env's step changes all of it
         goal, distance = self.env.goal, distance_of(self.env)
-        text = answer if isinstance(answer, str) else answer.text
+        if isinstance(answer, str):
+            text = answer
+        else:  # a text, or the choice of an action head
+            text = answer.text if answer.action is None else self.env.action_text(answer.action)
         read = self.env.read(text)
         turn, reward, terminated, truncated, info = self.env.step(text)
         self._check({"numbers of the observation": turn.snapshot, "rewards": float(reward)})

@@ -46,15 +46,14 @@ class Actor:
         return self._engine.version
 
     def act(self, slots: Sequence[EnvSlot], seeds: Sequence[int], greedy: bool = False) -> list[SampledReply]:
-        """Returns a reply to the present turn of every slot, in order; an action head's action is one token.
+        """Returns a reply to the present turn of every slot, in order: a text, or the number of an action.
 
         Args:
             slots: slots of one task.
             seeds: seed of each reply.
             greedy: whether to take the most likely token each time.
         """
-        replies = self._engine.reply(self.show(slots), seeds, replace(self._sampling, greedy=greedy))
-        return [_readable(slot, reply) for slot, reply in zip(slots, replies, strict=True)]
+        return self._engine.reply(self.show(slots), seeds, replace(self._sampling, greedy=greedy))
 
     def begin(self, slot: EnvSlot, seed: int) -> Future[SampledReply]:
         """Requests a reply to the present turn of `slot` and returns at once; `end` returns it once it is there."""
@@ -63,10 +62,10 @@ class Actor:
         )
         return asked
 
-    def end(self, slot: EnvSlot, asked: Future[SampledReply]) -> SampledReply:
+    def end(self, asked: Future[SampledReply]) -> SampledReply:
         """Returns the reply requested by `begin`."""
         [reply] = self._engine.end([asked])  # pyright: ignore[reportAttributeAccessIssue]
-        return _readable(slot, reply)
+        return reply
 
     def show(self, slots: Sequence[EnvSlot]) -> Observations:
         """Returns the present observations of `slots`; draws and shows images that the engine lacks."""
@@ -75,11 +74,6 @@ class Actor:
             frames = draw_history(slots[0].env, obs.snapshots[missing])
             self._engine.show([obs.images[index] for index in missing], frames)
         return obs
-
-
-def _readable(slot: EnvSlot, reply: SampledReply) -> SampledReply:
-    """Returns the reply with an action head's choice as text for the env; text replies unchanged."""
-    return reply if reply.action is None else replace(reply, text=slot.env.action_text(reply.action))
 
 
 def play_turns(
@@ -272,7 +266,7 @@ class TurnRunner(BaseRunner):
     def _take(self, reply: Future[SampledReply]) -> EnvSlot:
         """Plays the turn answered by `reply`; returns its slot."""
         slot, _ = self._asked.pop(reply)
-        self._play([slot], [self.actor.end(slot, reply)])
+        self._play([slot], [self.actor.end(reply)])
         return slot
 
     def _play(self, slots: Sequence[EnvSlot], replies: Sequence[SampledReply]) -> None:
