@@ -5,10 +5,11 @@ Each function takes the folder of the data, which may be anybody's, and the path
 
 import hashlib
 import os
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 import numpy as np
@@ -36,7 +37,7 @@ def film_times(root: Path, file: Path) -> tuple[NDArray[np.int64], float]:
         ValueError: the video is missing, truncated or empty.
     """
     try:
-        return _film_times(root, file, *_version(root, file))
+        return _in_time(root, file, lambda: _film_times(root, file, *_version(root, file)))
     except OutsideFolder:  # it says what to do
         raise
     except _DAMAGES as error:
@@ -59,36 +60,63 @@ def film_frames(root: Path, file: Path, times: NDArray[np.int64]) -> Frames:
         OutsideFolder: see `open_inside`.
         ValueError: the video is truncated.
     """
-    images: list[NDArray[np.uint8]] = []
-    wanted = times.tolist()
     try:
         first = int(film_times(root, file)[0][0])
-        with open_inside(root, file) as data, open_video(data, MAX_PIXELS) as (container, stream):
-            # several episodes may share a video: seek to the key frame before the first frame, and decode from there
-            if wanted[0] > first:
-                container.seek(wanted[0], stream=stream)
-            for frame in _in_time(root, file, container.decode(stream)):
-                if frame.pts == wanted[len(images)]:
-                    images.append(upright(frame))
-                if len(images) == len(wanted):
-                    break
-            else:
-                missing_s = float(wanted[len(images)] * (stream.time_base or 0))
-                raise ValueError(f"no frame {missing_s:.3f} s from its beginning")
-        return np.stack(images)
+        return _in_time(root, file, lambda: _decoded(root, file, times.tolist(), first))
     except OutsideFolder:  # it says what to do
         raise
     except _DAMAGES as error:
         raise ValueError(f"{file} is missing or torn: {error}") from error
 
 
-def _in_time(root: Path, file: Path, parts: Iterable[Part]) -> Iterator[Part]:
-    """Yields what PyAV finds in a film; raises ValueError if that takes, or took before, more than `MAX_READ_S`."""
-    end = time.monotonic() + MAX_READ_S
-    for part in parts:
-        if (root, file) in _slow or time.monotonic() > end:
+def _decoded(root: Path, file: Path, wanted: list[int], first: int) -> Frames:
+    """Returns [n, H, W, 3], the frames shown at the ascending times `wanted` [n] of a film that begins at `first`."""
+    images: list[NDArray[np.uint8]] = []
+    with open_inside(root, file) as data, open_video(data, MAX_PIXELS) as (container, stream):
+        # several episodes may share a video: seek to the key frame before the first frame, and decode from there
+        if wanted[0] > first:
+            container.seek(wanted[0], stream=stream)
+        for frame in _while_wanted(root, file, container.decode(stream)):
+            if frame.pts == wanted[len(images)]:
+                images.append(upright(frame))
+            if len(images) == len(wanted):
+                return np.stack(images)
+        missing_s = float(wanted[len(images)] * (stream.time_base or 0))
+    raise ValueError(f"no frame {missing_s:.3f} s from its beginning")
+
+
+def _in_time(root: Path, file: Path, read: Callable[[], Part]) -> Part:
+    """Returns what `read` finds in a film.
+
+    Raises:
+        ValueError: it takes, or a call before took, more than `MAX_READ_S`.
+        Exception: what `read` raises.
+    """
+    found: Future[Part] = Future()
+
+    def answer() -> None:
+        try:
+            found.set_result(read())
+        except Exception as error:
+            found.set_exception(error)
+
+    # in a thread that is left behind: nothing interrupts a decoder within a frame, or a disk that does not answer
+    if (root, file) not in _slow:
+        Thread(target=answer, name="film", daemon=True).start()
+        try:
+            return found.result(MAX_READ_S)
+        except TimeoutError:
+            if found.done():  # the disk's own
+                raise
             _slow.add((root, file))
-            raise ValueError(f"what is wanted of it is not decoded within {MAX_READ_S:g} s")
+    raise ValueError(f"what is wanted of it is not decoded within {MAX_READ_S:g} s")
+
+
+def _while_wanted(root: Path, file: Path, parts: Iterable[Part]) -> Iterator[Part]:
+    """Yields what PyAV finds in a film until it has been given up, so that its thread ends."""
+    for part in parts:
+        if (root, file) in _slow:
+            return
         yield part
 
 
@@ -116,7 +144,7 @@ def _film_times(root: Path, file: Path, size: int, changed_ns: int) -> tuple[NDA
         if not stream.time_base:
             raise ValueError("it says no unit of time")
         # packets come in decoding order, which differs; frames before an edit list's start are not shown
-        packets = _in_time(root, file, container.demux(stream))
+        packets = _while_wanted(root, file, container.demux(stream))
         stamps = np.unique([packet.pts for packet in packets if packet.pts is not None and not packet.is_discard])
         if not len(stamps):
             raise ValueError("it has no frame")

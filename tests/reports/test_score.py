@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rlvlm.core.errors import JudgeUnavailable, UsageError
 from rlvlm.core.guests import guests
 from rlvlm.core.judging import Score, Stamp, Status
 from rlvlm.core.steps import Frames
+from rlvlm.demonstrations import films as recorded_films
 from rlvlm.demonstrations.folder import create_folder
 from rlvlm.demonstrations.recorded_labels import (
     EpisodeProgress,
@@ -248,6 +250,22 @@ def test_unreadable_episodes_are_counted_and_the_others_are_scored(tmp_path: Pat
     assert by_status[1] == {"ok", "unreadable"}, "the frames before the torn ones"
     assert found["statuses"]["unreadable"] == sum(row["status"] == "unreadable" for row in rows)
     assert {"1", "2", "5", "6"} <= found["suspicious"].keys() and found["episodes"] == 7
+
+
+@pytest.mark.slow
+def test_a_film_that_hangs_its_decoder_is_one_bad_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_data(tmp_path, "metadata", films())
+    decoded, hung = recorded_films._decoded, threading.Event()
+
+    def decode(root: Path, file: Path, *which: Any) -> Any:
+        return hung.wait() if file.name == "clip1.mp4" else decoded(root, file, *which)
+
+    monkeypatch.setattr(recorded_films, "MAX_READ_S", 5.0)
+    monkeypatch.setattr(recorded_films, "_decoded", decode)
+    rows, found = score(data, "--preflight", "0")
+    assert {row["episode"] for row in rows if row["status"] == "unreadable"} == {1} and found["episodes"] == 5
+    assert {row["status"] for row in rows if row["episode"] != 1} == {"ok"}
+    hung.set()
 
 
 @pytest.mark.parametrize(
