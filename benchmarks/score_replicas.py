@@ -21,11 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Semaphore
+from queue import SimpleQueue
 from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,6 +66,8 @@ class Config:
     """Batches of sixteen questions for each replica."""
     batch_s: float = 0.5
     """Seconds that the judge sleeps for a batch."""
+    slow: float = 1.0
+    """How many times as long one of the replicas takes."""
     turns: Literal["no", "rows", "alone"] = "no"
     frames: int = 64
     """Frames of an episode, all of which are asked about."""
@@ -86,23 +88,27 @@ class Config:
 class Threads:
     """So many replicas of the judge in this process, asked as `ServedJudge` asks."""
 
-    def __init__(self, replicas: int, batch_s: float) -> None:
+    def __init__(self, replicas: int, batch_s: float, slow: float) -> None:
         self.at_once = max(IN_FLIGHT, 2 * replicas) * BATCH
-        self._free = Semaphore(replicas)
+        self._free = SimpleQueue[SleepingJudge]()
+        for number in range(replicas):
+            self._free.put(SleepingJudge(batch_s * (1 if number else slow)))
         self._pool = ThreadPoolExecutor(max(IN_FLIGHT, 2 * replicas))
-        self._judge = SleepingJudge(batch_s)
-        self.stamp = self._judge.stamp
+        self.stamp = SleepingJudge.stamp
 
     def compare(self, queries: Sequence[Query]) -> list[Verdict]:
-        return self._judge.compare(queries)
+        raise UnsupportedQuestion("it only scores", "")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
         pieces = [clips[begin : begin + BATCH] for begin in range(0, len(clips), BATCH)]
         return [answer for part in self._pool.map(self._ask, pieces) for answer in part]
 
     def _ask(self, piece: Sequence[Clip]) -> list[Score]:
-        with self._free:
-            return self._judge.score(piece)
+        judge = self._free.get()
+        try:
+            return judge.score(piece)
+        finally:
+            self._free.put(judge)
 
 
 class SleepingJudge:
@@ -123,7 +129,10 @@ class SleepingJudge:
         ]
 
 
-def build(config: JudgeConfig, batch_s: float) -> SleepingJudge:
+def build(config: JudgeConfig, batch_s: float, slow: float, folder: Path) -> SleepingJudge:
+    with suppress(FileExistsError):
+        (folder / "slow").touch(exist_ok=False)
+        return SleepingJudge(batch_s * slow)
     return SleepingJudge(batch_s)
 
 
@@ -243,16 +252,15 @@ def measure(config: Config, replicas: int) -> str:
     questions = max(1, round(config.batches * BATCH * replicas / config.frames)) * config.frames
     asked = Asked(questions=frozenset(["progress"]), every=1, grows=config.clips == "growing", size_px=config.size_px)
     with ExitStack() as stack:
-        served: Any = Threads(replicas, config.batch_s)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        served: Any = Threads(replicas, config.batch_s, config.slow)
         if config.served:
             placement = PlacementConfig(num_replicas=replicas, num_cpus=0.01, timeout_s=600)
             judge_config, app = JudgeConfig(batch_size=BATCH), f"by-{replicas}"
-            stack.enter_context(
-                start_judge(judge_config, placement, app, partial(build, batch_s=config.batch_s), app=app)
-            )
+            make = partial(build, batch_s=config.batch_s, slow=config.slow, folder=folder)
+            stack.enter_context(start_judge(judge_config, placement, app, make, app=app))
             # as `rlvlm score --app` finds it
             served = stack.enter_context(start_judge(judge_config, PlacementConfig(app=app, timeout_s=600), app))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         judge: Any = CachedJudge(served, LabelStore(folder / "store")) if config.store else served
 
         def scored(number: int) -> Iterator[ScoredEpisode]:
@@ -275,7 +283,7 @@ def measure(config: Config, replicas: int) -> str:
             answered = played(judge, config, questions)
         wall, cpu = time.perf_counter() - began, cpu_s() - cpu
     assert answered == questions, f"{answered} answers to {questions} questions"
-    rate, ideal = questions / wall, replicas * BATCH / config.batch_s
+    rate, ideal = questions / wall, (replicas - 1 + 1 / config.slow) * BATCH / config.batch_s
     memory = psutil.Process().memory_info().rss / 2**20
     return (
         f"| {replicas} | {questions:,} | {rate:,.0f} | {rate / ideal:.2f} | {1000 * cpu / questions:.2f} "

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -47,7 +47,13 @@ def side_by_side(judge: object, work: Iterable[Work[T]]) -> Iterator[T]:
         for each in work:
             under_way.append((pool.submit(each.ask), each.num_bytes))
             del each  # its images are not needed once they are answered
-            while len(under_way) >= width or sum(size for _, size in under_way) > MAX_BYTES_UNDER_WAY:
-                yield under_way.popleft()[0].result()
+            while under_way:
+                busy = [future for future, _ in under_way if not future.done()]
+                if under_way[0][0].done() or sum(size for _, size in under_way) > MAX_BYTES_UNDER_WAY:
+                    yield under_way.popleft()[0].result()
+                elif len(busy) >= width:
+                    wait(busy, return_when=FIRST_COMPLETED)  # of any: one slow answer does not hold up the others
+                else:
+                    break
         while under_way:
             yield under_way.popleft()[0].result()

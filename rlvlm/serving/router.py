@@ -1,15 +1,38 @@
-"""Router that sends a request to the replica with the fewest running requests.
+"""Router that sends a request to the replica with the fewest running requests, and spares one that is much slower.
 
 Serve's own router compares two random replicas by queue lengths that it learns only after requests were sent, so the
 pieces of one row meet in one replica while another is idle: 4 replicas collide in 15 of 16 rows, and a row takes twice
 as long (`benchmarks/replica_rows.py`).
 """
 
-from collections import Counter
+import logging
+import statistics
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+logger = logging.getLogger(__name__)
+
+SLOW, SLOW_S = 3.0, 0.1
+"""A replica is slow if the quickest of its latest requests took so many times as long as the other replicas', and so
+many seconds longer."""
+_LATEST, _KNOWN = 5, 3
+"""Requests of a replica that are remembered, and how many must have ended before it is called slow."""
+_TRY_AGAIN_S = 60.0
+"""Time after which a slow replica that was spared is tried again, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    replica_id: ReplicaID
+    request: PendingRequest
+    begun_s: float
+    place: int
+    """Number of requests that the replica then had, this one included: it may answer one after the other."""
 
 
 class FewestRequestsRouter(RequestRouter):
@@ -20,9 +43,11 @@ class FewestRequestsRouter(RequestRouter):
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Starts with no running requests; called by Serve."""
-        self._under_way: dict[str, tuple[ReplicaID, PendingRequest]] = {}
+        self._under_way: dict[str, _Sent] = {}
         self._turns = count()
-        self._last_turn: dict[ReplicaID, int] = {}
+        self._last_turn: dict[ReplicaID, tuple[int, float]] = {}
+        self._latest_s: dict[tuple[str, ReplicaID], deque[float]] = {}
+        self._named: set[ReplicaID] = set()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -33,31 +58,61 @@ class FewestRequestsRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         key = pending_request.metadata.internal_request_id
         self._under_way.pop(key, None)  # its replica was full or died: this is the next try
-        for other, (_, request) in list(self._under_way.items()):
-            if request.future.cancelled():  # its caller left before it was sent, which Serve does not report
+        for other, sent in list(self._under_way.items()):
+            if sent.request.future.cancelled():  # its caller left before it was sent, which Serve does not report
                 self._under_way.pop(other, None)
         if not candidate_replicas:
             return []
         # all of them if all seem full: Serve asks them again
         replicas = self.select_available_replicas(candidate_replicas) or candidate_replicas
-        own = Counter[ReplicaID]()
-        for replica_id, request in list(self._under_way.values()):
-            own[replica_id] += num_calls(request)
+        own, places = Counter[ReplicaID](), Counter[ReplicaID]()
+        for sent in list(self._under_way.values()):
+            own[sent.replica_id] += num_calls(sent.request)
+            places[sent.replica_id] += 1
+        now, slowness = time.monotonic(), self._slowness(pending_request.metadata.call_method, candidate_replicas)
 
-        def load(replica: RunningReplica) -> tuple[int, int]:
+        def load(replica: RunningReplica) -> tuple[float, int]:
             reported = self.replica_queue_len_cache.get(replica.replica_id) or 0
+            turn, used_s = self._last_turn.get(replica.replica_id, (-1, now))
+            slow = slowness.get(replica.replica_id, 1.0) if now - used_s < _TRY_AGAIN_S else 1.0
             # a reply that has just arrived may still be counted: the longest unused replica is the likeliest to be idle
-            return max(own[replica.replica_id], reported), self._last_turn.get(replica.replica_id, -1)
+            return (1 + max(own[replica.replica_id], reported)) * slow, turn
 
         chosen = min(replicas, key=load)
-        self._under_way[key] = chosen.replica_id, pending_request
-        self._last_turn[chosen.replica_id] = next(self._turns)
+        self._under_way[key] = _Sent(chosen.replica_id, pending_request, now, places[chosen.replica_id] + 1)
+        self._last_turn[chosen.replica_id] = next(self._turns), now
         return [[chosen]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Stops counting a request; called by Serve, also for requests that failed or were refused."""
-        if self._under_way.get(internal_request_id, (None,))[0] == replica_id:
+        sent = self._under_way.get(internal_request_id)
+        if sent is not None and sent.replica_id == replica_id:
             self._under_way.pop(internal_request_id, None)
+            took_s = (time.monotonic() - sent.begun_s) / sent.place
+            key = sent.request.metadata.call_method, replica_id
+            self._latest_s.setdefault(key, deque(maxlen=_LATEST)).append(took_s)
+
+    def _slowness(self, method: str, replicas: list[RunningReplica]) -> dict[ReplicaID, float]:
+        """Returns how many times as long as the others' the requests of each slow replica take."""
+        # the quickest of the latest: long questions come to all of them, and are no reason
+        known = [(replica, self._latest_s.get((method, replica.replica_id), ())) for replica in replicas]
+        quickest = {replica.replica_id: min(latest) for replica, latest in known if len(latest) >= _KNOWN}
+        if len(quickest) < 2:
+            return {}
+        usual_s = statistics.median_low(quickest.values())
+        limit_s = max(SLOW * usual_s, usual_s + SLOW_S)
+        found = {replica_id: took_s / usual_s for replica_id, took_s in quickest.items() if took_s > limit_s}
+        for replica in replicas:
+            if replica.replica_id in found and replica.replica_id not in self._named:
+                self._named.add(replica.replica_id)
+                logger.warning(
+                    "%s on node %s is slow: a request takes %.2g s, the other replicas' %.2g s; fewer are sent there",
+                    replica.replica_id.to_full_id_str(),
+                    replica.node_id,
+                    quickest[replica.replica_id],
+                    usual_s,
+                )
+        return found
 
 
 def num_calls(request: PendingRequest) -> int:

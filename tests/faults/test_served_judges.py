@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,25 @@ def test_pieces_of_a_row_meet_in_no_replica(running):
     # two pieces at once, as an engine sends a row; Serve's own router has them meet in half of all rows
     rows = [client_of(running).compare(stub_queries(8, seed, WHO)) for seed in range(12)]
     assert [len({verdict.text for verdict in row}) for row in rows] == [2] * 12
+
+
+def one_slow(config: JudgeConfig, folder: Path) -> StubJudge:
+    """The first of an app's judges takes half a second a batch, the others ten milliseconds."""
+    with suppress(FileExistsError):
+        (folder / "slow").touch(exist_ok=False)
+        return StubJudge(latency_s=0.5)
+    return StubJudge(latency_s=0.01)
+
+
+def test_a_slow_replica_is_named_and_the_others_go_on(cluster, tmp_path, caplog):
+    with start_judge(CONFIG, PLACEMENT, "uneven", partial(one_slow, folder=tmp_path)) as running:
+        client = client_of(running)
+        client.compare(stub_queries(80, SEED))
+        # two pieces at once, as an engine sends a row: one would go to each
+        rows = [client.compare(stub_queries(8, seed, WHO)) for seed in range(4)]
+        assert len({verdict.text for row in rows for verdict in row}) == 1
+        (line,) = [record.getMessage() for record in caplog.records if "is slow" in record.getMessage()]
+        assert running.app in line and "a request takes 0.5" in line
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +91,15 @@ def test_images_under_way_are_bounded(monkeypatch):
     judge = SlowJudge(10_000)
     assert len(list(score_episodes(judge, films(), ASKED))) == EPISODES
     assert judge.most == 1
+
+
+def test_one_slow_answer_does_not_hold_up_the_others():
+    others, judge = threading.Event(), SlowJudge(64)
+
+    def ask(number: int) -> int:
+        if number == 20:
+            others.set()
+        return number if number or others.wait(60) else -1
+
+    work = (side_by_side.Work(partial(ask, number)) for number in range(40))
+    assert list(side_by_side.side_by_side(judge, work)) == list(range(40))
