@@ -23,7 +23,7 @@ _TOLD_ALWAYS = {
     ChunkEnv: ("success", "progress", "state_id"),
 }
 _TOLD_AFTER_STEPS = {
-    StepEnv: (), TurnEnv: ("is_invalid", "action"), ChunkEnv: ("steps", "env_rewards", "snapshots"),
+    StepEnv: (), TurnEnv: ("reply", "is_invalid", "action"), ChunkEnv: ("steps", "env_rewards", "snapshots"),
 }  # fmt: skip
 # replies: empty, unfinished, not a JSON object, an unknown action, nested too deep to parse, half a surrogate pair
 _NONSENSE = (

@@ -215,9 +215,10 @@ class TurnEnv(Env[Turn, str]):
     """An env that is played by writing JSON: `{"thoughts": "...", "action": "..."}`.
 
     `reset` and `step` put into `info`: `success` (bool), `progress` (float in [0, 1], the simulator's truth), `legal`
-    (indices of the actions that are legal now) and, after a step, `is_invalid` (whether the reply held no legal action)
-    and `action` (the index that was carried out, None for none). A reply that cannot be read changes nothing but the
-    number of turns and costs the task's penalty; only the reference's rules answer it with a random action.
+    (indices of the actions that are legal now) and, after a step, `reply` (the text as `read` returned it),
+    `is_invalid` (whether it held no legal action) and `action` (the index that was carried out, None for none). A reply
+    that cannot be read changes nothing but the number of turns and costs the task's penalty; only the reference's rules
+    answer it with a random action.
 
     A subclass implements the abstract methods and takes all randomness from `self.np_random`.
     """
@@ -261,11 +262,12 @@ class TurnEnv(Env[Turn, str]):
         Args:
             text: the player's reply; any text is allowed.
         """
-        action = read = self.read(text).action
+        reply = self.read(text)
+        action = reply.action
         if action is None and self.rules == "legacy":  # the reference answers an unreadable reply with a random action
             action = int(self.np_random.choice(self.legal()))
         reward, terminated, truncated = self.act(action)
-        info = self.info() | {"is_invalid": read is None, "action": action}
+        info = self.info() | {"reply": reply, "is_invalid": reply.action is None, "action": action}
         return self.turn(), reward, terminated, truncated, info
 
     def read(self, text: str) -> Reply:

@@ -133,11 +133,10 @@ class EnvSlot(TokenSlot):
             text = answer
         else:  # a text, or the choice of an action head
             text = answer.text if answer.action is None else self.env.action_text(answer.action)
-        read = self.env.read(text)
         turn, reward, terminated, truncated, info = self.env.step(text)
         self._check({"numbers of the observation": turn.snapshot, "rewards": float(reward)})
         # the gain is positive if the turn came nearer to success
-        own = {"reply": read, "goal": goal, "gain": distance - distance_of(self.env)}
+        own = {"goal": goal, "gain": distance - distance_of(self.env)}
         return self.keep(answer, turn, reward, terminated, truncated, info | own)
 
     def see(self, obs: Turn) -> Observations:
