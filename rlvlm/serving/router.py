@@ -9,9 +9,10 @@ import logging
 import statistics
 import time
 from collections import Counter, deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -20,10 +21,13 @@ logger = logging.getLogger(__name__)
 SLOW, SLOW_S = 3.0, 0.1
 """A replica is slow if the quickest of its latest requests took so many times as long as the other replicas', and so
 many seconds longer."""
-_LATEST, _KNOWN = 5, 3
-"""Requests of a replica that are remembered, and how many must have ended before it is called slow."""
+_LATEST, _KNOWN, _USUAL = 5, 3, 200
+"""Requests of a replica that are remembered, how many must have ended before it is called slow, and requests of all
+replicas by which it is judged."""
 _TRY_AGAIN_S = 60.0
 """Time after which a slow replica that was spared is tried again, seconds."""
+
+Replica = TypeVar("Replica", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,31 @@ class _Sent:
     begun_s: float
     place: int
     """Number of requests that the replica then had, this one included: it may answer one after the other."""
+
+
+class Paces:
+    """How long requests take on each replica, by method."""
+
+    def __init__(self) -> None:
+        self._latest_s: dict[tuple[str, Hashable], deque[float]] = {}
+        self._usual_s: dict[str, deque[float]] = {}
+
+    def add(self, method: str, replica: Hashable, took_s: float) -> None:
+        """Adds a request that has ended, seconds."""
+        self._latest_s.setdefault((method, replica), deque(maxlen=_LATEST)).append(took_s)
+        self._usual_s.setdefault(method, deque(maxlen=_USUAL)).append(took_s)
+
+    def slow(self, method: str, replicas: Sequence[Replica]) -> dict[Replica, tuple[float, float]]:
+        """Returns those of `replicas` that are slow, with the seconds that a request takes there and usually."""
+        # the quickest of the latest: long questions come to all of them, and are no reason
+        latest = {replica: self._latest_s.get((method, replica), ()) for replica in replicas}
+        quickest = {replica: min(some) for replica, some in latest.items() if len(some) >= _KNOWN}
+        if len(quickest) < 2:
+            return {}
+        # beside what was usual before, too: a broken replica, which fails at once, makes no other one slow
+        usual_s = max(statistics.median_low(quickest.values()), statistics.median(self._usual_s[method]))
+        limit_s = max(SLOW * usual_s, usual_s + SLOW_S)
+        return {replica: (took_s, usual_s) for replica, took_s in quickest.items() if took_s > limit_s}
 
 
 class FewestRequestsRouter(RequestRouter):
@@ -46,7 +75,7 @@ class FewestRequestsRouter(RequestRouter):
         self._under_way: dict[str, _Sent] = {}
         self._turns = count()
         self._last_turn: dict[ReplicaID, tuple[int, float]] = {}
-        self._latest_s: dict[tuple[str, ReplicaID], deque[float]] = {}
+        self._paces = Paces()
         self._named: set[ReplicaID] = set()
 
     async def choose_replicas(
@@ -69,14 +98,18 @@ class FewestRequestsRouter(RequestRouter):
         for sent in list(self._under_way.values()):
             own[sent.replica_id] += num_calls(sent.request)
             places[sent.replica_id] += 1
-        now, slowness = time.monotonic(), self._slowness(pending_request.metadata.call_method, candidate_replicas)
+        now = time.monotonic()
+        slow = self._paces.slow(pending_request.metadata.call_method, [one.replica_id for one in candidate_replicas])
+        for replica in candidate_replicas:
+            if replica.replica_id in slow and replica.replica_id not in self._named:
+                self._name(replica, *slow[replica.replica_id])
 
         def load(replica: RunningReplica) -> tuple[float, int]:
             reported = self.replica_queue_len_cache.get(replica.replica_id) or 0
             turn, used_s = self._last_turn.get(replica.replica_id, (-1, now))
-            slow = slowness.get(replica.replica_id, 1.0) if now - used_s < _TRY_AGAIN_S else 1.0
+            took_s, usual_s = slow.get(replica.replica_id, (1.0, 1.0)) if now - used_s < _TRY_AGAIN_S else (1.0, 1.0)
             # a reply that has just arrived may still be counted: the longest unused replica is the likeliest to be idle
-            return (1 + max(own[replica.replica_id], reported)) * slow, turn
+            return (1 + max(own[replica.replica_id], reported)) * took_s / usual_s, turn
 
         chosen = min(replicas, key=load)
         self._under_way[key] = _Sent(chosen.replica_id, pending_request, now, places[chosen.replica_id] + 1)
@@ -89,30 +122,17 @@ class FewestRequestsRouter(RequestRouter):
         if sent is not None and sent.replica_id == replica_id:
             self._under_way.pop(internal_request_id, None)
             took_s = (time.monotonic() - sent.begun_s) / sent.place
-            key = sent.request.metadata.call_method, replica_id
-            self._latest_s.setdefault(key, deque(maxlen=_LATEST)).append(took_s)
+            self._paces.add(sent.request.metadata.call_method, replica_id, took_s)
 
-    def _slowness(self, method: str, replicas: list[RunningReplica]) -> dict[ReplicaID, float]:
-        """Returns how many times as long as the others' the requests of each slow replica take."""
-        # the quickest of the latest: long questions come to all of them, and are no reason
-        known = [(replica, self._latest_s.get((method, replica.replica_id), ())) for replica in replicas]
-        quickest = {replica.replica_id: min(latest) for replica, latest in known if len(latest) >= _KNOWN}
-        if len(quickest) < 2:
-            return {}
-        usual_s = statistics.median_low(quickest.values())
-        limit_s = max(SLOW * usual_s, usual_s + SLOW_S)
-        found = {replica_id: took_s / usual_s for replica_id, took_s in quickest.items() if took_s > limit_s}
-        for replica in replicas:
-            if replica.replica_id in found and replica.replica_id not in self._named:
-                self._named.add(replica.replica_id)
-                logger.warning(
-                    "%s on node %s is slow: a request takes %.2g s, the other replicas' %.2g s; fewer are sent there",
-                    replica.replica_id.to_full_id_str(),
-                    replica.node_id,
-                    quickest[replica.replica_id],
-                    usual_s,
-                )
-        return found
+    def _name(self, replica: RunningReplica, took_s: float, usual_s: float) -> None:
+        self._named.add(replica.replica_id)
+        logger.warning(
+            "%s on node %s is slow: a request takes %.2g s, usually %.2g s; fewer are sent there",
+            replica.replica_id.to_full_id_str(),
+            replica.node_id,
+            took_s,
+            usual_s,
+        )
 
 
 def num_calls(request: PendingRequest) -> int:
