@@ -62,7 +62,7 @@ def start(task: str, root: Path) -> dict[str, tuple[float, float]]:
             if MARKS[-1] in line:
                 break
         child.send_signal(signal.SIGTERM)
-        child.wait(60)
+        child.wait(300)
     return marks
 
 

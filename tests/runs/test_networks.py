@@ -4,13 +4,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import ray
 
 from benchmarks.memory_plan import write_config
 from rlvlm.core.errors import MachineError
 from rlvlm.runs.settings.recipes import recipe
 from rlvlm.runs.settings.tree import override
 from rlvlm.runs.start.networks import envs_advice, sent_bytes
-from rlvlm.runs.start.ray_session import OBJECT_STORE_BYTES, store_room
+from rlvlm.runs.start.ray_session import OBJECT_STORE_BYTES, small_stores, store_room
 from rlvlm.vlms import devices
 from tests.tiny_vlm import save_tiny_vlm
 
@@ -46,6 +47,15 @@ def test_a_store_is_never_larger_than_shared_memory_has_room(tmp_path, monkeypat
         monkeypatch.setattr("rlvlm.runs.start.ray_session.sys.platform", platform)
         with nullcontext() if platform == "darwin" else pytest.raises(MachineError, match="there is no .*none, where"):
             assert store_room(8 * GIB) == OBJECT_STORE_BYTES
+
+
+@pytest.mark.ray
+def test_weights_that_no_object_store_holds_are_named_with_its_node(local_ray):
+    (node,) = ray.nodes()
+    room = int(node["Resources"]["object_store_memory"])
+    assert small_stores(0) == small_stores(room) == []
+    (line,) = small_stores(room + GIB)
+    assert f"on {node['NodeManagerAddress']} (" in line and f"--object-store-memory {room + 2 * GIB}" in line
 
 
 @pytest.mark.slow

@@ -119,7 +119,26 @@ def ray_session(
         stack.callback(ray.shutdown)  # only disconnects from a foreign cluster
         gone_s = CLUSTER_GONE_S if address else HEAD_GONE_S
         stack.enter_context(watched_head(ray.get_runtime_context().gcs_address, gone_s, on_lost))
+        for line in small_stores(weights_bytes):
+            logger.warning(line)
         yield "" if dashboard_port is None else f"Ray's dashboard: {link}"
+
+
+def small_stores(weights_bytes: int) -> list[str]:
+    """Returns a line on the nodes of this Ray whose object stores have no room for these weights, if there are any."""
+    rooms = {
+        str(node["NodeManagerAddress"]): node["Resources"].get("object_store_memory", 0.0)
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    small = [f"{address} ({room / 2**30:.1f} GiB)" for address, room in rooms.items() if room < weights_bytes]
+    if not small:
+        return []
+    return [
+        f"{weights_bytes / 2**30:.1f} GiB of weights are sent, more than the object store has on {', '.join(small)}: there "
+        "they go through the disk, several times as slow, and end the run if it is full; start Ray with "
+        f"--object-store-memory {weights_bytes + _ROOM}, in containers with as large a {_SHM}"
+    ]
 
 
 def store_room(weights_bytes: int = 0) -> int:
