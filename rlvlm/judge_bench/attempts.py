@@ -159,7 +159,7 @@ def line_items(env: Env, count: int, seed: int) -> list[Item]:
     found: list[Item] = []
     first = _first(env, seed) + 2_000
     for track in range(count):  # a short way gives few states
-        episode = walk(env, first + track, Style()) if sum(item.kind == "video" for item in found) < count else None
+        episode = walk(env, first + track, Style()) if sum(item.is_video for item in found) < count else None
         if episode is None:
             break
         if not episode.is_success:

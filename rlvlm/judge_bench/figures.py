@@ -170,7 +170,7 @@ def score_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figures:
         "means": {
             case: float(values.mean()) for case, values in by_case.items() if case not in unlisted and len(values)
         },
-        **_track_figures([(item, answer) for item, answer in known if item.kind == "image"]),
+        **_track_figures([(item, answer) for item, answer in known if item.is_image]),
     }
     truths = table[:, 1] > 0
     if not (truths.any() and (~truths).any()):  # a threshold needs both classes

@@ -70,6 +70,16 @@ class Item:
         return self.kind == "pair"
 
     @property
+    def is_image(self) -> bool:
+        """Whether a single image is scored."""
+        return self.kind == "image"
+
+    @property
+    def is_video(self) -> bool:
+        """Whether a whole episode is scored."""
+        return self.kind == "video"
+
+    @property
     def is_motion(self) -> bool:
         """Whether a scored side shows what happens, a video or a turn, as opposed to a single image."""
         return self.kind in ("video", "turn")

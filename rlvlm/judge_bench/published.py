@@ -28,7 +28,7 @@ def published_figures(items: Sequence[Item], answers: Sequence[Answer]) -> Figur
     rows = [
         (item.goal, item.truth[0], answer.value)
         for item, answer in zip(items, answers, strict=True)
-        if item.kind == "video" and item.case in CASES and np.isfinite(answer.value)
+        if item.is_video and item.case in CASES and np.isfinite(answer.value)
     ]
     outcomes = [outcome_of(item, answer) for item, answer in zip(items, answers, strict=True) if item.case == "pair"]
     outcomes = [outcome for outcome in outcomes if outcome not in ("tie", "unknown")]

@@ -379,8 +379,8 @@ def _scored(shown: _Shown, rows: Sequence[tuple[int, Item, Answer]], asked: Aske
         shown.episode,
         {frame: image for (number, frame), image in shown.images.items() if number == shown.episode.number},
     )
-    said = {int(item.sides[0][-1, 1]): answer for _, item, answer in rows if item.kind == "image"}
-    whole = next((answer for _, item, answer in rows if item.kind == "video"), None)
+    said = {int(item.sides[0][-1, 1]): answer for _, item, answer in rows if item.is_image}
+    whole = next((answer for _, item, answer in rows if item.is_video), None)
     frames = episode.frames.tolist()
     statuses = tuple(
         "unreadable" if frame not in images else said[frame].status if frame in said else "" for frame in frames
@@ -413,7 +413,7 @@ def known_rows(episodes: Iterable[ScoredEpisode]) -> tuple[list[Item], list[Answ
         (order, item, replace(answer, item=indices.setdefault((episode.number, answer.item), len(indices))))
         for episode in episodes
         for order, item, answer in episode.rows
-        if np.isfinite(item.truth).all() and (item.kind != "image" or episode.truth)
+        if np.isfinite(item.truth).all() and (not item.is_image or episode.truth)
     ]
     rows.sort(key=lambda row: row[0])
     return [item for _, item, _ in rows], [answer for _, _, answer in rows]

@@ -120,7 +120,7 @@ class Watch:
             self._known += [
                 (clip, score.value, item.success)
                 for item, (clip, score) in zip(order, asked.scored, strict=True)
-                if score.value is not None and item.kind == "video" and item.source < 0
+                if score.value is not None and item.is_video and item.source < 0
             ]
             threshold = figures.get("threshold")
             if self._config.success_threshold is None and threshold is not None and 0 < threshold <= 1:

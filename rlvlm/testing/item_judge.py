@@ -66,7 +66,7 @@ def honest(accuracy: float, salt: str = "") -> ItemJudge:
     """Returns a judge that is right in `accuracy` of the questions, wrong at random: every bench must let it pass."""
 
     def value(item: Item) -> float:
-        if item.kind == "image":
+        if item.is_image:
             return min(max(item.truth[0] + (1 - accuracy) * (chance(item, f"noise{salt}") - 0.5), 0.0), 1.0)
         is_right = chance(item, f"right{salt}") < accuracy
         return (0.6 if item.success == is_right else 0.1) + 0.3 * chance(item, f"jitter{salt}")

@@ -94,7 +94,7 @@ def _export(arguments: ExportArguments) -> str:
         from rlvlm.plugins.exchange.lerobot import export_lerobot
         from rlvlm.reports.contact_sheet import folder_env
 
-        if folder.kind != "chunks":
+        if not folder.has_chunks:
             raise UsageError(f"{folder.path} holds {folder.kind}, and LeRobot's data are of chunks", "--form qwen")
         env = folder_env(folder, trust=arguments.trust)
         count, reasons = export_lerobot(folder, arguments.out, env, arguments.filter, **vars(arguments.lerobot))

@@ -95,7 +95,7 @@ def _at(moment: Callable[[Sequence[float]], float]) -> ItemJudge:
     """Returns a judge that scores an episode by the progress of one of its images, whatever the question."""
 
     def value(item: Item) -> float | None:
-        if item.kind != "video" or item.case in ("other task", "other goal", "noise"):
+        if not item.is_video or item.case in ("other task", "other goal", "noise"):
             return true_value(item)
         progress = moment(item.progress)
         return 1.0 if progress >= 0.99 else 0.9 * progress
