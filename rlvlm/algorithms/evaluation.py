@@ -1,13 +1,16 @@
 """Evaluation episodes of a policy on the true task, with their own env and generator, independent of training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvlm.core.steps import FloatArray
+from rlvlm.core.steps import FloatArray, Frames
+
+Draw = Callable[[FloatArray, int], Frames]
+"""Function from snapshots [N, S] and a side in pixels to images [N, H, W, 3]."""
 
 FIRST_SEED = 1_000_000
 """Seed of the first evaluation episode; episode i starts from this plus i, so that all evaluations have equal
@@ -77,6 +80,24 @@ class Player(Protocol):
     def play(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
         """Plays a whole episode from each seed, in their order."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Players:
+    """The players of `rlvlm eval`; none of them needs Ray or the judge."""
+
+    own: Player
+    """Player of a checkpoint's policy."""
+    name: str = "policy"
+    """Name of `own` among the others."""
+    draw: Draw
+    """Draws the snapshots of its episodes."""
+    others: Mapping[str, Player] = field(default_factory=dict)
+    """Players it is compared with, by display name: another decoding, the policy before its training, baselines."""
+    has_success: bool = True
+    """Whether the env can tell success."""
+    milestones: Mapping[str, float] = field(default_factory=dict)
+    """Milestones on the way to success, by name, and the progress at which it is reached."""
 
 
 def num_distinct(episodes: Sequence[PlayedEpisode]) -> int:

@@ -33,6 +33,10 @@ class Judge(Protocol):
         ...
 
 
+MakeJudge = Callable[[], Judge]
+"""Makes a judge, or its client, in the process that asks it; pickles."""
+
+
 @runtime_checkable
 class Generator(Protocol):
     """A judge that can also write text: the second, optional protocol, for chat models."""

@@ -52,7 +52,6 @@ from rlvlm.runs.files.records import Recorder
 from rlvlm.runs.files.scores import DECODINGS, evaluation_rank, evaluation_row
 from rlvlm.runs.files.summary import run_readme, summarise
 from rlvlm.runs.files.trackers import Trackers
-from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.settings.config import JUDGE_ROLE, RunConfig
 from rlvlm.runs.settings.tree import differences, flat
 from rlvlm.runs.start.build import film_draw, goal_image, imported_meanwhile, open_algorithm
@@ -500,7 +499,7 @@ def _run_held(folder: RunFolder, config: RunConfig, listener: Listener) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         terminal = stack.enter_context(quiet_output(folder.log))
-        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, PANEL_ROWS[config.kind.name]))
+        console = stack.enter_context(RunConsole(terminal, config.title, config.steps, config.kind.panel))
         stop.log, stop.advice = console.line, folder.resume_command
         # inside the lock, so that its files in the folder belong to this run
         stack.enter_context(convert_errors(folder))

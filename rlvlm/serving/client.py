@@ -15,7 +15,9 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_
 
 from rlvlm.core.errors import JudgeUnavailable
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
-from rlvlm.judges.judge import Tell
+from rlvlm.core.steps import Frames
+from rlvlm.judges.goal_image import with_goal_image
+from rlvlm.judges.judge import Judge, Tell
 from rlvlm.serving.app_client import MAX_BACKOFF_S, REFUSED, AppClient
 from rlvlm.serving.monitoring import ClientMetrics
 from rlvlm.vlms.chats import Chat
@@ -234,3 +236,22 @@ class ServedJudge:
             self._metrics.refused.inc(1, {"run": self._run})
         else:
             self._metrics.retries.inc(1, {"run": self._run, "reason": reason})
+
+
+def answering_judge(app: str, image: Frames | None) -> Judge:
+    """Returns the client of a Serve app that has answered once, as a fallback if the run's own judge is gone.
+
+    Args:
+        app: name of the app.
+        image: goal image, shown with every question; None: none.
+
+    Raises:
+        JudgeUnavailable: there is no such app, or it does not answer.
+    """
+    judge = ServedJudge(app)
+    try:
+        _ = judge.stamp
+    except JudgeUnavailable as error:
+        fix = "start it with `rlvlm serve`, or leave out --reward.fallback-judge"
+        raise JudgeUnavailable(f"reward.fallback_judge: {error}", fix) from error
+    return with_goal_image(judge, image)

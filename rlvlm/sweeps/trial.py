@@ -18,7 +18,6 @@ from rlvlm.core.console.quiet import quiet_output
 from rlvlm.core.errors import RunError, UsageError
 from rlvlm.pages.run import write_run_pages
 from rlvlm.runs.files.folder import RunFolder, check_trust, create_folder
-from rlvlm.runs.panels import PANEL_ROWS
 from rlvlm.runs.start.preflight import check_before_run
 from rlvlm.runs.train import Training, choose_sound, convert_errors, open_training
 from rlvlm.sweeps.config import FlatConfig
@@ -127,9 +126,7 @@ class SweepTrial(Trainable):
             # the run's own log: several runs share the sweep's terminal
             log = self._stack.enter_context(open(self._folder.log, "a", buffering=1))
             self._stack.enter_context(quiet_output(self._folder.log))
-            console = self._stack.enter_context(
-                RunConsole(log, config.title, config.steps, PANEL_ROWS[config.kind.name])
-            )
+            console = self._stack.enter_context(RunConsole(log, config.title, config.steps, config.kind.panel))
             newest = choose_sound(self._folder.checkpoints.newest_first(), console)
             training = open_training(self._folder, config, newest, console, listener=write_run_pages)
             return self._stack.enter_context(training)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode
+from rlvlm.algorithms.evaluation import Evaluation, PlayedEpisode, Players
 from rlvlm.core import metrics
 from rlvlm.core.errors import MachineError
 from rlvlm.envs.registry import Task, register
@@ -19,7 +19,6 @@ from rlvlm.runs.files.scores import evaluation_rank, evaluation_row, score_name,
 from rlvlm.runs.settings.recipes import recipe
 from rlvlm.runs.settings.tree import override
 from rlvlm.runs.start import build
-from rlvlm.runs.start.build import Players
 
 ROWS = [{"success_rate": "0.2", "episode_return": "-100"}, {"success_rate": "1", "episode_return": "50"}]
 

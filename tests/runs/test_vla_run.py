@@ -19,8 +19,8 @@ from rlvlm.policies.vla.tokens import ActionScale
 from rlvlm.runs.settings.recipes import recipe
 from rlvlm.runs.settings.tree import override
 from rlvlm.runs.start import build
-from rlvlm.runs.start.build import answering_judge
 from rlvlm.runs.start.preflight import check_before_run
+from rlvlm.serving.client import answering_judge
 
 WORDS = (
     "push_block --steps 6000 --seed 1 --sft.episodes 12 --sft.updates 40 --algo.groups 6 --algo.group-size 4 "

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvlm.algorithms.evaluation import Draw
 from rlvlm.core.judging import Label
 from rlvlm.core.memory import release_free_memory
 from rlvlm.core.metrics import ENV_STEPS
-from rlvlm.core.steps import FloatArray, Frames, spread
+from rlvlm.core.steps import FloatArray, spread
 from rlvlm.judge_bench.hacked import MAX_KEPT, MAX_PER_UPDATE, Distinct, HackedEpisode, parse_episode
 from rlvlm.labels.records import Truth
 from rlvlm.labels.store import LabelStore
@@ -25,8 +26,6 @@ from rlvlm.runs.files.folder import RunFolder
 from rlvlm.vlms.stills import to_png
 
 T = TypeVar("T")
-Draw = Callable[[FloatArray, int], Frames]
-"""Function from snapshots [N, S] and a side in pixels to images [N, H, W, 3]."""
 NUM_EXAMPLES = 4
 """Number of examples of each session or update, evenly spread over it."""
 MAX_FRAMES = 8

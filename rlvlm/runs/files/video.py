@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from rlvlm.algorithms.evaluation import PlayedEpisode
+from rlvlm.algorithms.evaluation import Draw, PlayedEpisode
 from rlvlm.core.disk import replacing
 from rlvlm.core.steps import FloatArray, Frames
-from rlvlm.runs.files.records import Draw
 
 TRACE_PX = 124
 """Height of the strip with the trace, in pixels."""

@@ -1,9 +1,11 @@
 """The common part of runs of envs in turns and in chunks."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
@@ -13,6 +15,12 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import TurnRewardConfig
 from rlvlm.runs.settings.config import Kind, Role, RunConfig
 from rlvlm.serving.config import LEARNER_ROLE
+
+if TYPE_CHECKING:
+    from rlvlm.algorithms.base import BaseConfig
+    from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
+    from rlvlm.core.steps import Frames
+    from rlvlm.judges.judge import MakeJudge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +118,27 @@ class AnswersKind(Kind[Run]):
             find_own(run.policy)
         if measured := self.measured(run):
             read_scores(Path(measured), run.task)
+
+    def algorithm(
+        self, run: Run, make_judge: "MakeJudge | None", make_engine: "MakeEngine | None", image: "Frames | None"
+    ) -> "BaseConfig":
+        from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmConfig
+
+        make_fallback = None
+        if run.reward.fallback_judge:
+            from rlvlm.serving.client import answering_judge  # slow to import, and rarely used
+
+            make_fallback = partial(answering_judge, run.reward.fallback_judge, image)
+        return PolicyGradientAlgorithmConfig().settings(
+            task=run.task, algo=replace(run.algo, loss=replace(run.algo.loss, correction=run.correction)), sft=run.sft,
+            total_steps=run.steps, reward=run.reward, goal=run.goal, make_judge=make_judge,
+            make_fallback_judge=make_fallback, refuses_faulty=run.judge.refuses_faulty, make_engine=make_engine,
+            **self.acting(run),
+        )  # fmt: skip
+
+    @abstractmethod
+    def acting(self, run: Run) -> dict[str, Any]:
+        """Returns the settings of `algorithm` about the policy and its envs, by name."""
 
     def measured(self, run: Run) -> str:
         return run.reward.measured

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults, with_preset
 from rlvlm.algorithms.sft_config import ChunkSFTConfig
@@ -15,6 +15,10 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.rewards.config import ChunkRewardConfig
 from rlvlm.runs.settings.answers_run import AnswersKind, AnswersRun
 from rlvlm.runs.settings.config import TASKS_OWN, at_most
+from rlvlm.runs.settings.panels import CHUNKS_PANEL
+
+if TYPE_CHECKING:
+    from rlvlm.algorithms.evaluation import Players
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,7 @@ class ChunksKind(AnswersKind[ChunksRun]):
     """See `ChunksRun`."""
 
     name = "chunks"
+    panel = CHUNKS_PANEL
 
     def with_preset(self, run: ChunksRun, preset: str) -> ChunksRun:
         """Applies a preset: chunks are always played in whole episodes; for ppo the small VLA gets a value head."""
@@ -120,6 +125,26 @@ class ChunksKind(AnswersKind[ChunksRun]):
         if not run.judge.model:  # the default judge of pairs cannot score episodes, the others can
             return [*known_tasks("scorer"), *known_tasks("video")]
         return list(known_tasks(run.judge.model))
+
+    def acting(self, run: ChunksRun) -> dict[str, Any]:
+        return {"env_settings": run.policy_env, "policy": run.policy, "judge_env": run.judge_env}
+
+    def players(self, run: ChunksRun, checkpoint: Path) -> "Players":
+        """Returns the policy, greedy and sampled as in training, in envs of its own; a published flow also as others
+        play it, from noise.
+        """
+        from rlvlm.algorithms.evaluation import Players
+        from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
+        from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
+
+        env: Any = make_env(run.task, run.policy_env.for_evaluation(), run.seed)
+        sampler = ChunkSampler(policy=load_vla(checkpoint, env, run.policy), env=env, algo=run.algo)
+        others = {"policy, sampled": chunk_player(sampler, greedy=False)}
+        if sampler.policy.starts_from_noise:
+            others["policy, from noise"] = chunk_player(replace(sampler, from_noise=True))
+        return Players(
+            own=chunk_player(sampler), name="policy, greedy", draw=env.draw, others=others, has_success=env.has_success
+        )
 
 
 CHUNKS = ChunksKind(ChunksRun)

@@ -5,18 +5,19 @@ Imports only the packages' config files, never torch or ray, so that `rlvlm --he
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import tyro
 
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.checks import Bound, NonNegativeInt, PositiveFloat, PositiveInt, check_bounds
+from rlvlm.core.console.panel import PanelRow
 from rlvlm.core.errors import UsageError
 from rlvlm.core.leads import CodeRef, FilePath
 from rlvlm.envs.config import KIND_CONFIGS, EnvConfig
@@ -27,6 +28,13 @@ from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.rewards.config import RewardConfig
 from rlvlm.runs.settings.tree import flat
 from rlvlm.serving.config import JUDGE_ROLE, JUDGE_SETTING, PLACE_TIMEOUT_S, PlacementConfig, Role, ServedEngineConfig
+
+if TYPE_CHECKING:  # --help should wait for neither torch nor Ray, nor for NumPy
+    from rlvlm.algorithms.base import BaseConfig
+    from rlvlm.algorithms.evaluation import Players
+    from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
+    from rlvlm.core.steps import Frames
+    from rlvlm.judges.judge import MakeJudge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,6 +300,8 @@ class Kind(ABC, Generic[Run]):
 
     name: ClassVar[str]
     """Kind of the task's env, as in `Task.kind`: steps, turns or chunks."""
+    panel: ClassVar[Sequence[PanelRow]]
+    """Rows of the live panel of its runs."""
 
     def __init__(self, run: type[Run]) -> None:
         self.run = run
@@ -359,6 +369,23 @@ class Kind(ABC, Generic[Run]):
     def asks_person(self, run: Run) -> bool:  # noqa: ARG002 - a person is not waited for in turns and chunks
         """Whether a person answers queries of a run on the page of `rlvlm labels ask`."""
         return False
+
+    @abstractmethod
+    def algorithm(
+        self, run: Run, make_judge: "MakeJudge | None", make_engine: "MakeEngine | None", image: "Frames | None"
+    ) -> "BaseConfig":
+        """Returns RLlib's settings of the run's algorithm, see `start.build.algorithm_settings`; imports RLlib.
+
+        Args:
+            run: the run.
+            make_judge: makes the judge's client; None if no judge is used.
+            make_engine: makes the client of a policy's sampling engine; None: the run's own process samples.
+            image: [1, H, W, 3] image of the goal that a judge is shown; None: none.
+        """
+
+    @abstractmethod
+    def players(self, run: Run, checkpoint: Path) -> "Players":
+        """Returns the policy in a checkpoint's folder, and the players it is compared with; imports torch."""
 
     @abstractmethod
     def measured(self, run: Run) -> str:

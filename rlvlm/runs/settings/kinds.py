@@ -1,8 +1,8 @@
 """The three kinds of runs, after those of envs, one file each: everything that differs between steps, turns and chunks.
 
 Each has a `RunConfig` with its sections, which is data, and a `Kind`, which says what follows from it: checks,
-shortening, placement and display. `build` turns a run into torch and RLlib objects. The files of kinds import neither,
-so that `rlvlm --help` starts at once.
+shortening, placement, display, its algorithm and its players. Torch and RLlib are imported where these are built, so
+that `rlvlm --help` starts at once.
 """
 
 from collections.abc import Mapping

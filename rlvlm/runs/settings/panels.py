@@ -1,6 +1,4 @@
-"""Rows of a run's live panel besides success and returns, by algorithm. Used by `RunConsole`."""
-
-from collections.abc import Mapping, Sequence
+"""Rows of a run's live panel besides success and returns, by kind. Shown by `RunConsole`."""
 
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import DEFAULT, PanelRow
@@ -9,7 +7,7 @@ _ALARM = PanelRow(
     label="the judge's alarm", metric=metrics.JUDGE_ALARM, format="", word="judge's alarm:", is_rare=True,
     says={0: "none", **metrics.JUDGE_ALARMS},
 )  # fmt: skip
-_LEARNED_REWARD = (
+STEPS_PANEL = (
     *DEFAULT,
     PanelRow(label="learned return, training", metric=metrics.TRAIN_LEARNED_RETURN, format=".2f", word="learned"),
     PanelRow(
@@ -53,7 +51,7 @@ _FOOLED = (
     _ALARM,
 )  # fmt: skip
 
-_TURNS = (
+TURNS_PANEL = (
     *DEFAULT,
     _SAMPLED,
     PanelRow(label="return above 0, greedy", metric=metrics.EVAL_STRICT_SUCCESS, format=".0%", word="return>0"),
@@ -68,7 +66,7 @@ _TURNS = (
     *_FOOLED,
 )
 """Rows for a policy that acts in text."""
-_CHUNKS = (
+CHUNKS_PANEL = (
     *DEFAULT,
     _SAMPLED,
     PanelRow(label="updates", metric=metrics.UPDATES, format=",.0f", word="updates"),
@@ -79,6 +77,3 @@ _CHUNKS = (
     *_FOOLED,
 )
 """Rows for a policy that acts in chunks."""
-
-PANEL_ROWS: Mapping[str, Sequence[PanelRow]] = {"steps": _LEARNED_REWARD, "turns": _TURNS, "chunks": _CHUNKS}
-"""Rows by the kind of a run."""

@@ -3,16 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.core.errors import UsageError
 from rlvlm.core.references import is_reference
 from rlvlm.envs.config import StepEnvConfig
+from rlvlm.envs.registry import make_env
 from rlvlm.pocket.models import known_tasks
 from rlvlm.preferences.config import FeedbackConfig, RewardModelConfig, check_learning, published_name
 from rlvlm.rewards.config import SOURCES, TEACHERS, StepRewardConfig
 from rlvlm.runs.settings.config import TASKS_OWN, Kind, Role, RunConfig, at_most
+from rlvlm.runs.settings.panels import STEPS_PANEL
+
+if TYPE_CHECKING:
+    from rlvlm.algorithms.base import BaseConfig
+    from rlvlm.algorithms.evaluation import Players
+    from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
+    from rlvlm.core.steps import Frames
+    from rlvlm.judges.judge import MakeJudge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +45,7 @@ class StepsKind(Kind[StepsRun]):
     """See `StepsRun`."""
 
     name = "steps"
+    panel = STEPS_PANEL
 
     def check(self, run: StepsRun) -> None:
         check_learning(run.reward, run.feedback, run.reward_model)
@@ -120,6 +130,38 @@ class StepsKind(Kind[StepsRun]):
     def asks_person(self, run: StepsRun) -> bool:
         reward = run.reward
         return reward.may_ask_person and (reward.teacher == "human" or run.feedback.mixed.person == "human")
+
+    def algorithm(
+        self, run: StepsRun, make_judge: "MakeJudge | None", make_engine: "MakeEngine | None", image: "Frames | None"
+    ) -> "BaseConfig":
+        from rlvlm.algorithms.sac_pebble.algorithm import SACPebbleConfig
+
+        return SACPebbleConfig().settings(
+            task=run.task, env_settings=run.env, sac=run.algo, reward=run.reward, feedback=run.feedback,
+            reward_model=run.reward_model, judge=run.judge, goal=run.judge_goal, make_judge=make_judge,
+            total_steps=run.steps,
+        )  # fmt: skip
+
+    def players(self, run: StepsRun, checkpoint: Path) -> "Players":
+        """Returns the deterministic policy in an env of its own; if that has a single start, also from the random
+        starts of its task, which training has not seen.
+        """
+        from rlvlm.algorithms.evaluation import Player, Players
+        from rlvlm.algorithms.sac_pebble.player import StepsPlayer, load_policy
+        from rlvlm.envs.images import FrameStore
+
+        policy, env = load_policy(checkpoint), make_env(run.task, run.env, run.seed)
+        others: dict[str, Player] = {}
+        # generalisation: training used one start, evaluation may use all
+        if run.env.start != "random":
+            elsewhere = replace(run.env, start="random")
+            others["policy, random starts"] = StepsPlayer(policy, make_env(run.task, elsewhere, run.seed))
+        return Players(
+            own=StepsPlayer(policy, env),
+            draw=lambda snapshots, size_px: FrameStore(env, size_px).frames(snapshots),
+            others=others,
+            has_success=env.has_success,
+        )
 
     def measured(self, run: StepsRun) -> str:
         return run.feedback.measured

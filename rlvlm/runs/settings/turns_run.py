@@ -1,8 +1,10 @@
 """The runs of envs in turns."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlvlm.algorithms.policy_gradient.config import with_preset
 from rlvlm.algorithms.sft_config import ReplySFTConfig
@@ -12,7 +14,11 @@ from rlvlm.pocket.models import TURN_TASKS
 from rlvlm.policies.vlm.config import OWN_SETTINGS, PolicyConfig, check_family
 from rlvlm.runs.settings.answers_run import AnswersKind, AnswersRun
 from rlvlm.runs.settings.config import TASKS_OWN, Role, at_most
+from rlvlm.runs.settings.panels import TURNS_PANEL
 from rlvlm.serving.config import ServedEngineConfig
+
+if TYPE_CHECKING:
+    from rlvlm.algorithms.evaluation import Players
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,7 @@ class TurnsKind(AnswersKind[TurnsRun]):
     """See `TurnsRun`."""
 
     name = "turns"
+    panel = TURNS_PANEL
 
     def with_preset(self, run: TurnsRun, preset: str) -> TurnsRun:
         """Applies a preset: ppo learns from pieces of episodes, the others compare whole ones."""
@@ -138,6 +145,57 @@ class TurnsKind(AnswersKind[TurnsRun]):
         env.close()
         # other data that it has learned from are logged when the run loads it
         check_sft_manifest(Path(run.sft.start_from).expanduser(), wanted, log=lambda difference: None)
+
+    def acting(self, run: TurnsRun) -> dict[str, Any]:
+        return {"env_settings": run.env, "policy": run.policy.in_run(run.seed), "eval_envs": run.eval.num_envs}
+
+    def players(self, run: TurnsRun, checkpoint: Path) -> "Players":
+        """Returns the policy and its initial state, greedy and sampled; the env's expert, if it has one; random
+        actions. If starts were held out from training, the policy is also played on the others.
+        """
+        from rlvlm.algorithms.evaluation import Player, Players
+        from rlvlm.algorithms.policy_gradient.player import load_start, load_vlm, script_player, turn_player
+        from rlvlm.algorithms.policy_gradient.slots import EnvSlot, make_slot
+        from rlvlm.algorithms.policy_gradient.turns import Actor
+        from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
+        from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
+        from rlvlm.policies.vlm.engine import PolicyEngine
+        from rlvlm.policies.vlm.loading import build_policy
+
+        algo, num_envs = run.algo, run.eval.num_envs or run.algo.num_envs
+        # starts that training never used, if the env's split holds some out
+        held_out = run.env.for_evaluation()
+        slots = partial(make_slot, run.task, held_out, run.policy.history)
+        env = slots().env
+        policy, start = (build_policy(run.policy, env) for _ in range(2))
+        load_vlm(policy, checkpoint)
+
+        def plays(who: ReplyPolicy, slots: Callable[[], EnvSlot] = slots) -> dict[str, Player]:
+            sampling = ReplySampling(max_new_tokens=algo.max_reply_tokens, temperature=algo.temperature)
+            actor = Actor(PolicyEngine(who, num_envs), sampling)
+            return {how: turn_player(actor, slots, num_envs, how == "greedy") for how in ("greedy", "sampled")}
+
+        who = {"policy": plays(policy)}
+        if run.env.split != held_out.split:
+            seen = replace(held_out, split=run.env.split)
+            who["seen starts"] = plays(policy, partial(make_slot, run.task, seen, run.policy.history))
+        if load_start(start, checkpoint):
+            who["before training"] = plays(start)
+        others = {f"{name}, {how}": player for name, both in who.items() for how, player in both.items()}
+        if env.has_expert:
+            others["scripted expert"] = script_player(ScriptedExpert(), slots())
+        # the level of chance: in envs in turns it reaches many a goal eventually
+        others["random actions"] = script_player(RandomPlayer(), slots())
+
+        name = "policy, greedy"
+        return Players(
+            own=others.pop(name),
+            name=name,
+            draw=lambda snapshots, size_px: env.draw(snapshots),  # its images have a size of their own
+            others=others,
+            has_success=env.has_success,
+            milestones=env.milestones,
+        )
 
 
 TURNS = TurnsKind(TurnsRun)

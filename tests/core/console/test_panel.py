@@ -4,7 +4,7 @@ from rich.console import Console
 
 from rlvlm.core import metrics
 from rlvlm.core.console.panel import PanelRow, RunConsole
-from rlvlm.runs.panels import PANEL_ROWS
+from rlvlm.runs.settings.panels import STEPS_PANEL
 
 LATEST = {
     metrics.ENV_STEPS: 2_500,
@@ -22,7 +22,7 @@ LATEST = {
 
 def test_a_pipe_gets_one_plain_line_when_it_is_due():
     stream = io.StringIO()
-    with RunConsole(stream, "tiny: judge labels", 40_000, PANEL_ROWS["steps"]) as console:
+    with RunConsole(stream, "tiny: judge labels", 40_000, STEPS_PANEL) as console:
         console.update(LATEST, is_due=True)
         console.update({metrics.ENV_STEPS: 2_750}, is_due=False)
         console.phase("evaluating", is_line=False)
@@ -44,7 +44,7 @@ def test_an_algorithm_shows_its_own_numbers():
 
 def test_a_reward_that_is_withheld_says_so_until_it_is_in_force():
     stream = io.StringIO()
-    with RunConsole(stream, "t", 100, PANEL_ROWS["steps"]) as console:
+    with RunConsole(stream, "t", 100, STEPS_PANEL) as console:
         asked = {metrics.QUERIES: 3.0}
         for latest in ({}, asked | {metrics.REWARD_IS_TRUSTED: 0.0}, {metrics.REWARD_IS_TRUSTED: 1.0}):
             console.update(latest, is_due=True)
@@ -57,7 +57,7 @@ def test_a_reward_that_is_withheld_says_so_until_it_is_in_force():
 def test_a_terminal_gets_a_panel_with_everything():
     stream = io.StringIO()
     stream.isatty = lambda: True
-    with RunConsole(stream, "tiny", 40_000, PANEL_ROWS["steps"]) as console:
+    with RunConsole(stream, "tiny", 40_000, STEPS_PANEL) as console:
         console.update(LATEST, is_due=True)
         panel = console.render()
     shown = io.StringIO()
