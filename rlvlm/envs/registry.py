@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlvlm.core.errors import UsageError, first_line
 from rlvlm.core.foreign import read_text
@@ -37,6 +37,8 @@ from rlvlm.envs.robosuite.words import GOAL as CAN_GOAL
 
 if TYPE_CHECKING:
     import gymnasium as gym
+
+    from rlvlm.envs.env import ChunkEnv, StepEnv, TurnEnv
 
 
 Kind = Literal["steps", "turns", "chunks"]
@@ -310,6 +312,14 @@ def check_env_settings(name: str, config: EnvConfig) -> None:
         )
 
 
+@overload
+def make_env(task: str, config: StepEnvConfig, seed: int) -> "StepEnv": ...
+@overload
+def make_env(task: str, config: TurnEnvConfig, seed: int) -> "TurnEnv": ...
+@overload
+def make_env(task: str, config: ChunkEnvConfig, seed: int) -> "ChunkEnv": ...
+@overload
+def make_env(task: str, config: EnvConfig, seed: int) -> Any: ...
 def make_env(task: str, config: EnvConfig, seed: int) -> Any:
     """Makes one env, seeded; `config.num_envs` is ignored.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rlvlm.core.episodes import Answer, IntArray, Observations
 from rlvlm.core.errors import MachineError, UsageError
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.env import Env
 from rlvlm.policies.weights import Shardable, load_weights, swap_weights, trainable_state
 from rlvlm.vlms.skeleton import device_of
 
@@ -282,7 +283,7 @@ SHOWN_AT_ONCE = 64
 """Number of images encoded together."""
 
 
-def look(policy: Policy, env: Any, obs: Observations, agree: Callable[[int], int] = int) -> None:
+def look(policy: Policy, env: Env, obs: Observations, agree: Callable[[int], int] = int) -> None:
     """Has `env` draw, and `policy` store, the images of `obs` that it has not seen.
 
     Args:

@@ -100,7 +100,7 @@ def check_task(task: str, out: Path, num_episodes: int, seed: int) -> int:
 
 
 @contextmanager
-def _violations_named(task: str, env: Any, when: str = "") -> Iterator[None]:
+def _violations_named(task: str, env: Env, when: str = "") -> Iterator[None]:
     """Converts a violation of the contract into a UsageError that says where the env is defined."""
     try:
         yield

@@ -17,6 +17,7 @@ from rlvlm.algorithms.policy_gradient.turns import TurnRunner
 from rlvlm.core.episodes import IntArray, Observations
 from rlvlm.core.steps import Frames
 from rlvlm.envs.config import EnvConfig
+from rlvlm.envs.env import Env
 from rlvlm.envs.registry import find_task, make_env
 from rlvlm.judges.judge import Judge
 from rlvlm.policies.vla.build import build_policy as build_vla
@@ -145,7 +146,7 @@ class TokenConfig(BaseConfig):
         """Number of images in a prompt, of a policy that replies."""
         return getattr(self.policy, "history", 1)
 
-    def policy_for(self, env: Any) -> Any:
+    def policy_for(self, env: Env) -> Any:
         """Returns the policy, untrained or as loaded, for an env of the task."""
         return ANSWERS[self.kind].build(self.policy, env)
 

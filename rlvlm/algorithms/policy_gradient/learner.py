@@ -49,6 +49,7 @@ from rlvlm.algorithms.sharding import (
 from rlvlm.core import metrics
 from rlvlm.core.episodes import TokenEpisode
 from rlvlm.demonstrations.weighting import Weights
+from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.registry import make_env
 from rlvlm.policies.buckets import Bucket, fill_from_buckets
 from rlvlm.policies.protocol import Imitation, Policy
@@ -132,7 +133,7 @@ class TokenLearner(ManualLearner):
         self._latest: dict[str, float] = {}
         self._start_optimizer()
 
-    def watch(self, env: Any = None) -> None:
+    def watch(self, env: TurnEnv | ChunkEnv | None = None) -> None:
         """Stores an env of the task, or makes one, to draw images the policy has not seen; called before all else.
 
         Weights are sharded here rather than in `build`, after which RLlib asks only the first learner for all of them.

@@ -39,7 +39,9 @@ class CardImageEnv(gym.Env[Frames, int]):
         render_mode: str | None = None,
     ) -> None:
         config = CardsConfig(rules=rules, deals=deals, episode_steps=task_env(game).episode_steps)
-        self._env: NumberLine | Blackjack | PointsGame = make_env(game, config, 0)
+        env = make_env(game, config, 0)
+        assert isinstance(env, NumberLine | Blackjack | PointsGame), "the games that have these settings"
+        self._env = env
         self.render_mode = render_mode
         self.action_names = self._env.action_names
         """Action words in the order of their indices."""

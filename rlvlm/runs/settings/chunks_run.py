@@ -97,7 +97,7 @@ class ChunksKind(AnswersKind[ChunksRun]):
             return  # a hub checkpoint is checked once it is downloaded
         from rlvlm.policies.vla.build import check_checkpoint  # torch and transformers are slow to import
 
-        env: Any = make_env(run.task, run.env, run.seed)
+        env = make_env(run.task, run.env, run.seed)
         try:
             check_checkpoint(run.policy, env)
         except ModelUnavailable as error:
@@ -137,7 +137,7 @@ class ChunksKind(AnswersKind[ChunksRun]):
         from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler
         from rlvlm.algorithms.policy_gradient.player import chunk_player, load_vla
 
-        env: Any = make_env(run.task, run.policy_env.for_evaluation(), run.seed)
+        env = make_env(run.task, run.policy_env.for_evaluation(), run.seed)
         sampler = ChunkSampler(policy=load_vla(checkpoint, env, run.policy), env=env, algo=run.algo)
         others = {"policy, sampled": chunk_player(sampler, greedy=False)}
         if sampler.policy.starts_from_noise:

@@ -6,7 +6,6 @@ Their runs are in docs/results.md (states), docs/policies.md (turns) and docs/vl
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from rlvlm.algorithms.policy_gradient.config import (
     AdvantageConfig,
@@ -17,6 +16,7 @@ from rlvlm.algorithms.policy_gradient.config import (
 from rlvlm.algorithms.sac_pebble.config import SACConfig
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
 from rlvlm.core.own_code import import_own
+from rlvlm.envs.config import TurnEnvConfig
 from rlvlm.envs.libero.tasks import SUITES
 from rlvlm.envs.minigrid.ids import SHORT_NAMES
 from rlvlm.envs.registry import find_task, full_name, task_env
@@ -254,7 +254,7 @@ def _turns(
     gamma: float = 0.9,
     reward_scale: float = 1.0,
     sft: ReplySFTConfig = _SHORT_AND_NOISY,
-    env: Any = None,
+    env: TurnEnvConfig | None = None,
     min_lr_ratio: float = 0.02,
 ) -> TurnsRun:
     """Returns a task in turns from its own settings; all others are common defaults."""
