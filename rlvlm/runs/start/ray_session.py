@@ -135,8 +135,8 @@ def small_stores(weights_bytes: int) -> list[str]:
     if not small:
         return []
     return [
-        f"{weights_bytes / 2**30:.1f} GiB of weights are sent, more than the object store has on {', '.join(small)}: there "
-        "they go through the disk, several times as slow, and end the run if it is full; start Ray with "
+        f"{weights_bytes / 2**30:.1f} GiB of weights are sent, more than the object store has on {', '.join(small)}: "
+        "there they go through the disk, several times as slow, and end the run if it is full; start Ray with "
         f"--object-store-memory {weights_bytes + _ROOM}, in containers with as large a {_SHM}"
     ]
 
