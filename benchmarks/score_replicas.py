@@ -56,14 +56,16 @@ from rlvlm.serving.apps import start_judge
 from rlvlm.serving.client import IN_FLIGHT, digest
 from rlvlm.serving.config import PlacementConfig
 
-BATCH, ROW = 16, 32
+ROW = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     replicas: tuple[int, ...] = (1, 2, 4, 8, 16)
     batches: float = 40.0
-    """Batches of sixteen questions for each replica."""
+    """Batches of questions for each replica."""
+    batch: int = 16
+    """Questions of a batch."""
     batch_s: float = 0.5
     """Seconds that the judge sleeps for a batch."""
     slow: float = 1.0
@@ -88,11 +90,11 @@ class Config:
 class Threads:
     """So many replicas of the judge in this process, asked as `ServedJudge` asks."""
 
-    def __init__(self, replicas: int, batch_s: float, slow: float) -> None:
-        self.at_once = max(IN_FLIGHT, 2 * replicas) * BATCH
+    def __init__(self, replicas: int, batch: int, batch_s: float, slow: float) -> None:
+        self.at_once, self._batch = max(IN_FLIGHT, 2 * replicas) * batch, batch
         self._free = SimpleQueue[SleepingJudge]()
         for number in range(replicas):
-            self._free.put(SleepingJudge(batch_s * (1 if number else slow)))
+            self._free.put(SleepingJudge(batch, batch_s * (1 if number else slow)))
         self._pool = ThreadPoolExecutor(max(IN_FLIGHT, 2 * replicas))
         self.stamp = SleepingJudge.stamp
 
@@ -100,7 +102,7 @@ class Threads:
         raise UnsupportedQuestion("it only scores", "")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        pieces = [clips[begin : begin + BATCH] for begin in range(0, len(clips), BATCH)]
+        pieces = [clips[begin : begin + self._batch] for begin in range(0, len(clips), self._batch)]
         return [answer for part in self._pool.map(self._ask, pieces) for answer in part]
 
     def _ask(self, piece: Sequence[Clip]) -> list[Score]:
@@ -114,8 +116,8 @@ class Threads:
 class SleepingJudge:
     """Scores by the brightness of one pixel, after `batch_s` seconds for each batch."""
 
-    def __init__(self, batch_s: float) -> None:
-        self._batch_s = batch_s
+    def __init__(self, batch: int, batch_s: float) -> None:
+        self._batch, self._batch_s = batch, batch_s
 
     stamp = Stamp(judge="sleeping", revision="", prompt="none", decoding="")
 
@@ -123,7 +125,7 @@ class SleepingJudge:
         raise UnsupportedQuestion("it only scores", "")
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
-        time.sleep(self._batch_s * -(-len(clips) // BATCH))
+        time.sleep(self._batch_s * -(-len(clips) // self._batch))
         return [
             Score(status=Status.OK, value=float(clip.frames[-1, 0, 0, 0]) / 255, stamp=self.stamp) for clip in clips
         ]
@@ -132,15 +134,15 @@ class SleepingJudge:
 def build(config: JudgeConfig, batch_s: float, slow: float, folder: Path) -> SleepingJudge:
     with suppress(FileExistsError):
         (folder / "slow").touch(exist_ok=False)
-        return SleepingJudge(batch_s * slow)
-    return SleepingJudge(batch_s)
+        return SleepingJudge(config.batch_size, batch_s * slow)
+    return SleepingJudge(config.batch_size, batch_s)
 
 
 class NotingJudge(SleepingJudge):
     """Writes down what it is asked, before it answers, in a file of its process."""
 
-    def __init__(self, batch_s: float, folder: Path) -> None:
-        super().__init__(batch_s)
+    def __init__(self, batch: int, batch_s: float, folder: Path) -> None:
+        super().__init__(batch, batch_s)
         self._file = folder / str(os.getpid())
 
     def score(self, clips: Sequence[Clip]) -> list[Score]:
@@ -170,8 +172,10 @@ def lose_a_node(config: Config) -> None:
         other = cluster.add_node(**node)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         stack.callback(ray.shutdown)
-        make: Any = partial(NotingJudge, config.batch_s, notes)
-        judge = stack.enter_context(start_judge(JudgeConfig(batch_size=BATCH), placement, "lost", lambda _: make()))
+        make: Any = partial(NotingJudge, config.batch, config.batch_s, notes)
+        judge = stack.enter_context(
+            start_judge(JudgeConfig(batch_size=config.batch), placement, "lost", lambda _: make())
+        )
         for way in ("a node killed", "once more"):
             began, answered, before, is_lost = time.perf_counter(), 0, asked_in(notes), way == "once more"
             for episode in score_episodes(CachedJudge(judge, LabelStore(store)), Films(config, questions), asked):
@@ -249,14 +253,14 @@ def cpu_s() -> float:
 
 
 def measure(config: Config, replicas: int) -> str:
-    questions = max(1, round(config.batches * BATCH * replicas / config.frames)) * config.frames
+    questions = max(1, round(config.batches * config.batch * replicas / config.frames)) * config.frames
     asked = Asked(questions=frozenset(["progress"]), every=1, grows=config.clips == "growing", size_px=config.size_px)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        served: Any = Threads(replicas, config.batch_s, config.slow)
+        served: Any = Threads(replicas, config.batch, config.batch_s, config.slow)
         if config.served:
             placement = PlacementConfig(num_replicas=replicas, num_cpus=0.01, timeout_s=600)
-            judge_config, app = JudgeConfig(batch_size=BATCH), f"by-{replicas}"
+            judge_config, app = JudgeConfig(batch_size=config.batch), f"by-{replicas}"
             make = partial(build, batch_s=config.batch_s, slow=config.slow, folder=folder)
             stack.enter_context(start_judge(judge_config, placement, app, make, app=app))
             # as `rlvlm score --app` finds it
@@ -283,7 +287,7 @@ def measure(config: Config, replicas: int) -> str:
             answered = played(judge, config, questions)
         wall, cpu = time.perf_counter() - began, cpu_s() - cpu
     assert answered == questions, f"{answered} answers to {questions} questions"
-    rate, ideal = questions / wall, (replicas - 1 + 1 / config.slow) * BATCH / config.batch_s
+    rate, ideal = questions / wall, (replicas - 1 + 1 / config.slow) * config.batch / config.batch_s
     memory = psutil.Process().memory_info().rss / 2**20
     return (
         f"| {replicas} | {questions:,} | {rate:,.0f} | {rate / ideal:.2f} | {1000 * cpu / questions:.2f} "
