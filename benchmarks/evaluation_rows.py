@@ -13,9 +13,9 @@ import torch
 import tyro
 
 from rlvlm.algorithms.policy_gradient.player import turn_player
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.turns import Actor
 from rlvlm.envs.registry import task_env
+from rlvlm.envs.slots import make_slot
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

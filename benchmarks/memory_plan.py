@@ -1,6 +1,6 @@
 """Bytes a GPU of a learner, by model, by what learns and by number of cards: `python benchmarks/memory_plan.py`.
 
-The rule is `rlvlm.algorithms.policy_gradient.memory_plan`, on models without weights (the meta device), with 8,192
+The rule is `rlvlm.runs.start.memory_plan`, on models without weights (the meta device), with 8,192
 tokens at once and gradient checkpointing. Prints a Markdown table in GiB.
 """
 
@@ -13,9 +13,9 @@ from transformers import Qwen2_5_VLConfig
 
 from benchmarks.update_memory import WIDTHS
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
-from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
+from rlvlm.runs.start.memory_plan import plan, size_of
 
 VISION = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16}
 DEPTHS: dict[str, dict[str, Any]] = {

@@ -48,13 +48,13 @@ from ray.serve.context import _get_global_client
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.source import EpisodeSource, Rollout
 from rlvlm.algorithms.policy_gradient.turns import Actor
 from rlvlm.algorithms.training_stats import TrainingStats
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.steps import FloatArray, Frames
+from rlvlm.envs.slots import make_slot
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import Engine, PolicyEngine
 from rlvlm.policies.vlm.policy import VLMPolicy

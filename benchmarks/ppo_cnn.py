@@ -27,8 +27,8 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from rlvlm.algorithms.base import quiet_rllib
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.player import is_strict_success
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.runs.start.ray_session import ray_session
 

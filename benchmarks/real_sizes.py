@@ -38,8 +38,6 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmCo
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.memory_plan import Workload, plan, size_of
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate
@@ -47,6 +45,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.judging import Query
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import make_slot
 from rlvlm.judges.build import build_judge
 from rlvlm.judges.config import JudgeConfig
 from rlvlm.plugins.lerobot.config import LeRobotConfig
@@ -60,6 +59,7 @@ from rlvlm.policies.vlm.backbone import prompt_ids
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
+from rlvlm.runs.start.memory_plan import Workload, plan, size_of
 from rlvlm.vlms.devices import use_expandable_segments
 from tests.plugins.lerobot.tiny_lerobot import REAL_SIZES, REAL_VLM, VLM, shrink_pi0, write_settings
 from tests.plugins.openvla.tiny_openvla import SMALL, STATISTICS, WORDS

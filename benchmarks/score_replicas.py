@@ -38,12 +38,12 @@ import tyro
 from ray.cluster_utils import Cluster
 
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core.episodes import SampledReply
 from rlvlm.core.errors import UnsupportedQuestion
 from rlvlm.core.judging import Clip, Query, Score, Stamp, Status, Verdict
 from rlvlm.demonstrations.trajectory import RobotTrajectory
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.judge_bench.scoring import Asked, ScoredEpisode, score_episodes
 from rlvlm.judges.cache import CachedJudge
 from rlvlm.judges.config import JudgeConfig

@@ -41,12 +41,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradient, PolicyGradientAlgorithmConfig
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sharding import fetch_bucket, into_store
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
+from rlvlm.envs.slots import make_slot
 from rlvlm.pocket.models import weights_folder
 from rlvlm.policies.buckets import Bucket, fill_from_buckets, write_buckets
 from rlvlm.policies.reply_policy import ReplySampling

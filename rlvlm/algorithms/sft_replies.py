@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_config import NO_EXPERT_FIX, ReplySFTConfig
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, Reply, TokenEpisode
@@ -21,6 +20,7 @@ from rlvlm.demonstrations.collect import FIRST_SEED, ScriptedExpert, acting
 from rlvlm.envs.env import TurnEnv
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.policies.protocol import Imitation, Policy
 from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
 from rlvlm.policies.vlm.engine import Engine

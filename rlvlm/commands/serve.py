@@ -131,7 +131,7 @@ def run_app(path: Path, replicas: int, num_gpus: float, trust: bool) -> AppFile:
             f"{folder.path} has a policy that sees {policy.history} images in a prompt, and a request has one",
             "play it with rlvlm eval, or from Python (docs/python.md)",
         )
-    from rlvlm.algorithms.policy_gradient.slots import make_slot
+    from rlvlm.envs.slots import make_slot
     from rlvlm.vlms.stills import to_png
 
     checkpoint = choose_checkpoint(folder, path, print).algorithm.absolute()

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft import Imitator, grouped_by_length, rows_by_weight
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, split, validate, warn_of_length
@@ -14,6 +13,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.policies.protocol import Imitation
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

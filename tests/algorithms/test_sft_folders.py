@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.sft_folders import (
     check_sft_manifest,
     load_demonstrations,
@@ -14,6 +13,7 @@ from rlvlm.cli import main
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.minigrid.config import MiniGridConfig
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.policies.vlm.config import PolicyConfig
 
 

@@ -10,13 +10,13 @@ from filmed_lamp import FilmedLamp
 
 from rlvlm.algorithms.checkpoint import PolicyFile, load_tree, save_tree
 from rlvlm.algorithms.policy_gradient.critic import Critic
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core.errors import MachineError, RunError, UsageError
 from rlvlm.demonstrations.collect import Disturbance, collect
 from rlvlm.demonstrations.folder import create_folder, open_folder
 from rlvlm.envs.check import check_turn_env
 from rlvlm.envs.pixels import PIXELS, SNAPSHOT_SIZE, KeptPixels, PixelStore, encode
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.rewards.config import ValueConfig
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from tiny_run import resumed, run_here
 
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate, held_out_loss, warn_of_length
 from rlvlm.core.episodes import Observations, SampledReply
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import TurnEnvConfig
+from rlvlm.envs.slots import make_slot
 from rlvlm.policies.protocol import Reading
 from rlvlm.policies.reply_policy import ReplySampling, check_replies
 from rlvlm.policies.vlm.config import PolicyConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from chaos import garbage
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 
 SEED = 2026
 COUNT = 2_500

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot, make_slot
 from rlvlm.algorithms.sft_folders import sft_manifest_of
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.registry import task_env
+from rlvlm.envs.slots import EnvSlot, make_slot
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

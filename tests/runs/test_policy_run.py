@@ -14,9 +14,9 @@ from PIL import Image
 from tiny_run import resumed, run_here, start, table
 
 from rlvlm.algorithms.policy_gradient.player import load_vlm
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.core.episodes import Observations
 from rlvlm.envs.registry import task_env
+from rlvlm.envs.slots import make_slot
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine

@@ -23,7 +23,6 @@ from rlvlm.algorithms.learners import use_assigned_gpu
 from rlvlm.algorithms.policy_gradient.config import PolicyGradientConfig
 from rlvlm.algorithms.policy_gradient.env_workers import WorkerEnvs, start_workers
 from rlvlm.algorithms.policy_gradient.images import put_images
-from rlvlm.algorithms.policy_gradient.slots import ChunkSlot
 from rlvlm.algorithms.policy_gradient.source import Rollout
 from rlvlm.core.episodes import Observations, SampledChunk, TokenEpisode
 from rlvlm.core.errors import UsageError
@@ -34,6 +33,7 @@ from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import FIRST_HELD_OUT_STATE, ChunkEnv, ChunkEnvs
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
+from rlvlm.envs.slots import ChunkSlot
 from rlvlm.policies.protocol import look
 from rlvlm.policies.vla.policy import SampledChunks, Sampling, VLAPolicy
 

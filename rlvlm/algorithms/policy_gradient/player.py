@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rlvlm.algorithms.checkpoint import PolicyFile, corrupt_if_unreadable, load_policy_file, load_tree
 from rlvlm.algorithms.evaluation import FIRST_SEED, Evaluation, PlayedEpisode
 from rlvlm.algorithms.policy_gradient.chunks import ChunkSampler, play_held_out
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.core import metrics
 from rlvlm.core.disk import expand_home
@@ -22,6 +21,7 @@ from rlvlm.core.trust import names_of
 from rlvlm.demonstrations.collect import Demonstrator, acting
 from rlvlm.envs.env import ChunkEnv
 from rlvlm.envs.playing import play
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.judges.agreement import wilson_interval
 from rlvlm.policies.protocol import Policy
 from rlvlm.policies.reply_policy import ReplyPolicy

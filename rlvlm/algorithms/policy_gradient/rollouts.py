@@ -19,7 +19,6 @@ from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.monitors import watch_replies
 from rlvlm.algorithms.policy_gradient.player import TokenPlayer, chunk_player, turn_player
 from rlvlm.algorithms.policy_gradient.rewards import RewardLabeller
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.policy_gradient.source import Rollout, Weights, join
 from rlvlm.algorithms.policy_gradient.supervised_start import (
     Learn,
@@ -39,6 +38,7 @@ from rlvlm.core.steps import FloatArray, Frames
 from rlvlm.envs.config import EnvConfig
 from rlvlm.envs.env import ChunkEnv, TurnEnv
 from rlvlm.envs.images import draw_history
+from rlvlm.envs.slots import make_slot
 from rlvlm.policies.buckets import Bucket
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vla.policy import VLAPolicy

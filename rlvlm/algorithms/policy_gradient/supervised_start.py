@@ -18,7 +18,6 @@ from rlvlm.algorithms.learners import Learners
 from rlvlm.algorithms.policy_gradient.algorithm_config import TokenConfig
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
 from rlvlm.algorithms.policy_gradient.player import load_vlm, policy_file, take_vla
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.algorithms.sft_chunks import demonstrate as demonstrate_chunks
 from rlvlm.algorithms.sft_chunks import read_demonstrations
 from rlvlm.algorithms.sft_config import ChunkSFTConfig, ReplySFTConfig
@@ -29,6 +28,7 @@ from rlvlm.core.episodes import TokenEpisode
 from rlvlm.core.errors import UsageError
 from rlvlm.demonstrations.weighting import Weights
 from rlvlm.envs.env import ChunkEnv, Env, TurnEnv
+from rlvlm.envs.slots import make_slot
 from rlvlm.policies.advantage_prompt import positive, told
 from rlvlm.policies.protocol import Policy
 from rlvlm.policies.reply_policy import ReplyPolicy

@@ -14,11 +14,11 @@ import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from rlvlm.algorithms.base import BaseRunner
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.envs.images import draw_history
 from rlvlm.envs.playing import play
 from rlvlm.envs.registry import make_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import Engine
 

@@ -1,8 +1,7 @@
 """Memory that a chat VLM needs to sample and learn, counted on tensors without memory (the meta device).
 
 The model itself runs, forwards and backwards, including adapter, gradient checkpointing and casts, and the size of
-every tensor is counted. So no numbers are fitted to a family or a size. Used by
-`algorithms.policy_gradient.memory_plan`.
+every tensor is counted. So no numbers are fitted to a family or a size. Used by `runs.start.memory_plan`.
 """
 
 import weakref

@@ -155,9 +155,9 @@ class TurnsKind(AnswersKind[TurnsRun]):
         """
         from rlvlm.algorithms.evaluation import Player, Players
         from rlvlm.algorithms.policy_gradient.player import load_start, load_vlm, script_player, turn_player
-        from rlvlm.algorithms.policy_gradient.slots import EnvSlot, make_slot
         from rlvlm.algorithms.policy_gradient.turns import Actor
         from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
+        from rlvlm.envs.slots import EnvSlot, make_slot
         from rlvlm.policies.reply_policy import ReplyPolicy, ReplySampling
         from rlvlm.policies.vlm.engine import PolicyEngine
         from rlvlm.policies.vlm.loading import build_policy

@@ -20,9 +20,9 @@ from ray.tune.trainable import trainable
 from rlvlm.algorithms.base import BaseAlgorithm, BaseConfig
 from rlvlm.algorithms.evaluation import Draw, Players
 from rlvlm.algorithms.policy_gradient.algorithm_config import MakeEngine
-from rlvlm.algorithms.policy_gradient.slots import make_slot
 from rlvlm.core.steps import Frames
 from rlvlm.envs.registry import make_env
+from rlvlm.envs.slots import make_slot
 from rlvlm.judges.build import open_person
 from rlvlm.judges.goal_image import read_goal_image
 from rlvlm.judges.judge import MakeJudge

@@ -14,7 +14,7 @@ from rlvlm.runs.settings.config import JUDGE_ROLE, Role, RunConfig
 from rlvlm.runs.settings.turns_run import TurnsRun
 
 if TYPE_CHECKING:  # torch
-    from rlvlm.algorithms.policy_gradient.memory_plan import ModelSize, Workload
+    from rlvlm.runs.start.memory_plan import ModelSize, Workload
 
 _MAX_AT_ONCE = 256
 """Number of concurrent replies beyond which a replica should not go, vLLM's default."""
@@ -30,7 +30,7 @@ def learner_memory(config: RunConfig) -> str:
     size = _size_of(policy)
     if policy is None or size is None or not isinstance(config, AnswersRun):
         return ""
-    from rlvlm.algorithms.policy_gradient.memory_plan import plan, words_of
+    from rlvlm.runs.start.memory_plan import plan, words_of
 
     return words_of(plan(size, policy, config.algo, on_gpu=True, workload=workload_of(config)))
 
@@ -42,7 +42,7 @@ def envs_advice(config: RunConfig) -> str:
     policy = config.large_policy
     if policy is None or not isinstance(config, TurnsRun):
         return ""
-    from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, plan, size_of
+    from rlvlm.runs.start.memory_plan import MARGIN, plan, size_of
     from rlvlm.vlms.devices import gpu_memory
 
     algo, engine = config.algo, config.engine
@@ -76,7 +76,7 @@ def envs_advice(config: RunConfig) -> str:
 
 def workload_of(config: AnswersRun) -> "Workload":
     """Returns what a learner's policy computes besides updates, in a run with a large policy."""
-    from rlvlm.algorithms.policy_gradient.memory_plan import Workload
+    from rlvlm.runs.start.memory_plan import Workload
 
     policy, algo, sft = config.large_policy, config.algo, config.sft
     plays_elsewhere = algo.num_learners or config.num_engine_replicas or algo.env_runners
@@ -124,7 +124,7 @@ def main_memory(
     size = _size_of(policy)
     if policy is None or size is None or not isinstance(config, AnswersRun):
         return {}
-    from rlvlm.algorithms.policy_gradient.memory_plan import plan
+    from rlvlm.runs.start.memory_plan import plan
 
     algo = config.algo
     found: dict[str, dict[str, float]] = {}
@@ -157,7 +157,7 @@ def _size_of(policy: PolicyConfig | VLAConfig | None) -> "ModelSize | None":
     """Returns the size of a large policy; None if it is small, or the files of its model are not here."""
     if policy is None:
         return None
-    from rlvlm.algorithms.policy_gradient.memory_plan import size_of
+    from rlvlm.runs.start.memory_plan import size_of
 
     try:
         return size_of(policy, model_folder(policy))

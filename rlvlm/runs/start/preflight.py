@@ -159,7 +159,7 @@ def _check_memory(config: RunConfig) -> None:
     policy, engine = config.large_policy, config.section(ServedEngineConfig)
     if policy is None or not isinstance(config, AnswersRun):
         return  # without a model everything is small
-    from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of, words_of
+    from rlvlm.runs.start.memory_plan import fix_of, plan, size_of, words_of
     from rlvlm.runs.start.placement import layout_of, nodes  # ray, as every run needs it
     from rlvlm.vlms import devices
 

@@ -16,7 +16,6 @@ from transformers import DynamicCache
 from benchmarks.memory_plan import write_config
 from benchmarks.update_memory import WIDTHS, bytes_per_token_and_layer, saved_bytes
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig
-from rlvlm.algorithms.policy_gradient.memory_plan import MARGIN, ModelSize, Workload, fix_of, plan, size_of, words_of
 from rlvlm.core.errors import MachineError
 from rlvlm.policies.vlm.activations import Activations
 from rlvlm.policies.vlm.config import PolicyConfig
@@ -25,6 +24,7 @@ from rlvlm.runs.settings.arguments import parse_run
 from rlvlm.runs.settings.recipes import recipe
 from rlvlm.runs.settings.tree import override
 from rlvlm.runs.start import preflight
+from rlvlm.runs.start.memory_plan import MARGIN, ModelSize, Workload, fix_of, plan, size_of, words_of
 from rlvlm.runs.start.networks import workload_of
 from rlvlm.vlms import devices
 from tests.tiny_vlm import save_tiny_vlm

@@ -5,13 +5,13 @@ import pytest
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
 from rlvlm.algorithms.policy_gradient.player import is_strict_success, stands_still, turn_player
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.policies.reply_policy import ReplySampling
 from rlvlm.policies.vlm.engine import PolicyEngine
 from tests.tiny_policy import tiny_policy

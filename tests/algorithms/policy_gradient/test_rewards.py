@@ -18,7 +18,6 @@ from rlvlm.algorithms.policy_gradient.rewards import (
     drop_unlabelled,
     flip_if_configured,
 )
-from rlvlm.algorithms.policy_gradient.slots import EnvSlot
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, SampledReply, TokenEpisode
 from rlvlm.core.errors import JudgeUnavailable, UsageError
@@ -27,6 +26,7 @@ from rlvlm.core.steps import FloatArray, Frames, spread
 from rlvlm.envs.config import ChunkEnvConfig
 from rlvlm.envs.push_block import PushBlock
 from rlvlm.envs.registry import make_env, task_env
+from rlvlm.envs.slots import EnvSlot
 from rlvlm.judge_bench.asking import Reference, ask
 from rlvlm.judge_bench.items import CASES, Item, TaskItems
 from rlvlm.judge_bench.preflight import known_items, scored_suite

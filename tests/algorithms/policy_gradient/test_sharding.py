@@ -17,7 +17,6 @@ from rlvlm.algorithms.policy_gradient.algorithm import PolicyGradientAlgorithmCo
 from rlvlm.algorithms.policy_gradient.chunks import ChunkRunner
 from rlvlm.algorithms.policy_gradient.config import LossConfig, PolicyGradientConfig, chunk_defaults
 from rlvlm.algorithms.policy_gradient.learner import TokenLearner
-from rlvlm.algorithms.policy_gradient.memory_plan import plan, size_of
 from rlvlm.algorithms.policy_gradient.turns import Actor, TurnRunner
 from rlvlm.algorithms.sharding import gathered, local, put_buckets
 from rlvlm.core import metrics
@@ -29,6 +28,7 @@ from rlvlm.policies.vla.config import VLAConfig
 from rlvlm.policies.vlm.config import PolicyConfig
 from rlvlm.policies.vlm.engine import PolicyEngine
 from rlvlm.rewards.config import ChunkRewardConfig
+from rlvlm.runs.start.memory_plan import plan, size_of
 from rlvlm.vlms.blocks import blocks_of
 from tests.algorithms.policy_gradient.side_by_side import save_together, side_by_side, trained
 from tests.algorithms.policy_gradient.tiny_runs import BI_LEVEL, policy_config

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_weights
 
 from rlvlm.algorithms.policy_gradient.config import chunk_defaults
-from rlvlm.algorithms.policy_gradient.memory_plan import fix_of, plan, size_of
 from rlvlm.algorithms.policy_gradient.player import policy_file
 from rlvlm.cli import main
 from rlvlm.core.episodes import Observations
@@ -33,6 +32,7 @@ from rlvlm.runs.settings.arguments import parse_run
 from rlvlm.runs.settings.config_file import config_text, read_config_text
 from rlvlm.runs.settings.recipes import recipe
 from rlvlm.runs.settings.tree import override
+from rlvlm.runs.start.memory_plan import fix_of, plan, size_of
 from rlvlm.runs.start.preflight import check_before_run
 from tests.runs.test_in_python import run_with
 
