@@ -35,14 +35,14 @@ def test_an_evaluation_plays_the_policy_greedily_and_sampled(monkeypatch):
     scale = ActionScale(low=(-1.0,) * 7, high=(1.0,) * 7, scaled=(True,) * 7)
     policy: Any = build_policy(config.policy, env)
     policy.scale = scale
-    monkeypatch.setattr(build, "load_vla", lambda *_: policy)
+    monkeypatch.setattr("rlvlm.algorithms.policy_gradient.player.load_vla", lambda *_: policy)
     played_in: list[StepEnvConfig] = []
 
     def remembered(task: str, env: StepEnvConfig, seed: int) -> Any:
         played_in.append(env)
         return make_env(task, env, seed)
 
-    monkeypatch.setattr(build, "make_env", remembered)
+    monkeypatch.setattr("rlvlm.runs.settings.chunks_run.make_env", remembered)
     of_training = replace(config.env, continue_after_success=True)
     players = build.open_players(replace(config, env=of_training), Path())
     assert played_in == [config.env]
