@@ -31,9 +31,9 @@ def tiny_vlms(tmp_path_factory):
 
 
 SLOWEST = (
-    "test_served_engine", "test_notebooks", "test_served_judges", "test_runner_group", "test_several_learners",
-    "test_run_and_resume", "test_apps", "test_one_judge", "test_sft_job", "test_sharding", "test_policy_run",
-    "test_live_server", "test_several_chunk_learners", "test_vla_run",
+    "test_served_engine", "test_life_cycle", "test_notebooks", "test_served_judges", "test_runner_group",
+    "test_several_learners", "test_run_and_resume", "test_apps", "test_one_judge", "test_sft_job", "test_sharding",
+    "test_live_server", "test_several_chunk_learners",
 )  # fmt: skip
 """Files of a minute or more, the longest first."""
 

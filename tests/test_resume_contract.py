@@ -484,7 +484,7 @@ def copied(state: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_restored_object_goes_on_as_it_would_have(name: str) -> None:
+def test_a_restored_object_goes_on_as_it_would_have(name):
     example = EXAMPLES[name]
     steps = st.lists(st.sampled_from(range(len(example.moves))), min_size=1, max_size=4)
 
@@ -512,7 +512,7 @@ def test_a_restored_object_goes_on_as_it_would_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_state_that_lacks_a_name_is_refused(name: str) -> None:
+def test_a_state_that_lacks_a_name_is_refused(name):
     example = EXAMPLES[name]
     whole = example.make(0)
     for move in example.moves:
@@ -543,7 +543,7 @@ def parts(thing: Any) -> Iterator[type]:
 
 
 @pytest.mark.slow  # it imports all of the package
-def test_every_class_with_a_state_has_an_example() -> None:
+def test_every_class_with_a_state_has_an_example():
     for module in pkgutil.walk_packages(rlvlm.__path__, "rlvlm."):
         try:
             importlib.import_module(module.name)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from tiny_run import resumed, run_here
 
 from rlvlm.core.errors import UsageError
 from rlvlm.envs.config import StepEnvConfig
@@ -108,21 +106,3 @@ def test_a_setting_of_its_own_is_an_option_like_any_other(capsys):
     for words, answer in wrong.items():
         with pytest.raises(UsageError, match=answer):
             parse_run(["catch_ball:TASK", *words.split()], "rlvlm run")
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_users_own_env_in_chunks_is_trained_and_resumed(local_ray, tmp_path):
-    """One that cannot draw its past again, so that its images travel: from workers to the runner, from there to the
-    run, and to the learner.
-    """
-    whole = tmp_path / "whole"
-    small = "--policy.pocket.hidden 32 --policy.pocket.image-px 16 --sft.episodes 12 --sft.updates 40 --steps 3000"
-    often = "--track.checkpoint-every-steps 1000 --eval.every-steps 1500"
-    where = "--algo.env-runners 1 --algo.env-workers 2 --algo.num-learners 1"
-    words = ("--smoke", "--env.wind", "0.2", *small.split(), *often.split(), *where.split())
-    run_here("run", "filmed_ball:TASK", *words, "--out", str(whole))
-    assert yaml.safe_load((whole / "config.yaml").read_text())["env"]["wind"] == 0.2
-    resumed(whole)
-    assert (whole / "episodes.html").read_text().count("<img") >= 10
-    assert len(list((whole / "videos").iterdir())) == 2

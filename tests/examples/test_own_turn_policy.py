@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_run import resumed, run_here
 
 from rlvlm.algorithms.sft import Imitator
 from rlvlm.algorithms.sft_config import ReplySFTConfig
@@ -130,16 +129,3 @@ def test_sampling_repeats_by_seed_and_takes_the_likeliest_without_one():
     # 400 draws: the share of the likeliest has a standard deviation of 2.5 %
     assert abs((drawn == 1).float().mean().item() - 0.5) < 0.1
     assert ReplySampling(greedy=True).pick(table, range(400)).unique().tolist() == [1]
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_it_trains_goes_on_exactly_and_is_played(local_ray, tmp_path):
-    words = (
-        f"number_line --policy.head {OWN} --policy.settings width 32 --steps 512 --sft.turns 40 --sft.updates 8 "
-        "--eval.every-steps 256 --eval.episodes 4 --track.checkpoint-every-steps 128 --track.log-every-steps 128"
-    ).split()
-    run_here("run", *words, "--out", str(tmp_path / "whole"))
-    assert (tmp_path / "whole" / "episodes.html").stat().st_size > 1_000
-    run_here("eval", str(tmp_path / "whole"), "--episodes", "4")
-    resumed(tmp_path / "whole")

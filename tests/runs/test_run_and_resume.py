@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import signal
 import subprocess
 import time
 from contextlib import nullcontext
@@ -72,21 +71,10 @@ def wait_for_rows(run: Path, count: int, child: "subprocess.Popen[str]") -> None
         time.sleep(0.01)
 
 
-def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
-    local_ray, ray_address, whole, tmp_path, capfd
-):
+def test_a_run_that_is_killed_and_gone_on_with_ends_as_one_that_was_not(local_ray, whole, tmp_path):
     run = tmp_path / "run"
-    child = start("run", *WORDS, "--out", str(run), RAY_ADDRESS=ray_address)
-    wait_for_rows(run, 3, child)
-    child.send_signal(signal.SIGTERM)
-    said, err = finish(child, 75)
-    assert f"rlvlm resume {run}" in said and not err
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["exit_reason"] == "SIGTERM" and 0 < summary["env_steps"] < 400
-    assert (run / "README.md").exists() and (run / "plots" / "learning_curve.png").exists()
-
-    child = start("resume", str(run / "checkpoints" / "last"))
-    wait_for_rows(run, 7, child)
+    child = start("run", *WORDS, "--out", str(run))
+    wait_for_rows(run, 5, child)
     time.sleep(random.uniform(0, 0.2))  # at any moment, not only beside a checkpoint
     processes = psutil.Process(child.pid).children(recursive=True)
     child.kill()
@@ -94,11 +82,8 @@ def test_a_run_that_is_stopped_and_then_killed_ends_as_one_that_was_neither(
     _, alive = psutil.wait_procs(processes, timeout=45)
     assert not alive, "nothing of ours outlives the run"
 
-    capfd.readouterr()
-    run_here("resume", str(run / "eval.csv"))
-    assert re.search(rf"training in {run} from step \d+", capfd.readouterr().out), "where it goes on"
+    run_here("resume", str(run / "checkpoints" / "last"))
     assert_same_run(run, whole[0])
-    assert json.loads((run / "summary.json").read_text())["wall_s"] > summary["wall_s"]
 
 
 def test_a_resumed_run_keeps_its_settings(local_ray, whole, tmp_path, capfd):
@@ -119,7 +104,7 @@ def test_a_resumed_run_keeps_its_settings(local_ray, whole, tmp_path, capfd):
 
 
 def test_a_run_goes_on_in_an_env_runner_to_which_ray_gives_read_only_arrays(local_ray, tmp_path):
-    """One that begins with env runners is in `test_kept_pixels`."""
+    """One that begins with env runners is in `test_life_cycle`."""
     words = "drawer_open --reward.source environment --steps 60 --env.episode-steps 30 --env.num-envs 1 --algo.hidden 8"
     words += " --eval.episodes 1 --eval.every-steps 1000 --algo.seed-steps 20 --algo.batch-size 8 --algo.turn-steps 10"
     run_here("run", *words.split(), "--out", str(tmp_path))

@@ -1,6 +1,5 @@
 """A run of push_block from demonstrations to its pages; its config; and a run that was killed and goes on."""
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_run import resumed, run_here, start, table
+from tiny_run import start
 
 from rlvlm.core.errors import EXIT_PREEMPTED, JudgeUnavailable, UsageError
 from rlvlm.demonstrations.folder import create_folder
@@ -69,29 +68,6 @@ def test_a_signal_during_demonstrations_does_not_wait_for_the_rest(ray_address, 
     assert "of which supervised updates are kept" in asked and "then saving" not in asked
     assert "nothing was there to save" in lines[-1] and "rlvlm resume" in lines[-1]
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(local_ray, tmp_path, capfd):
-    whole = tmp_path / "whole"
-    run_here("run", *WORDS, "--reward.source", "judged", "--reward.teacher", "biased", "--out", str(whole))
-    names = "episodes.html success_by_instruction.csv summary.json README.md plots/learning_curve.png videos".split()
-    assert all((whole / name).exists() for name in names)
-    rows, (last, *_) = table(whole / "success_by_instruction.csv"), table(whole / "eval.csv")[::-1]
-    assert sum(int(row["episodes"]) for row in rows) == 4
-    assert sum(int(row["successes"]) for row in rows) / 4 == float(last["success_rate"])
-    page = (whole / "episodes.html").read_text()
-    assert all(row["instruction"] in page for row in rows)
-    assert "32 steps, seed" in page, "env steps, not the images that are shown"
-    killed = resumed(whole)
-    scores = [table(one / "vlm_score_log.csv", "timestamp", "latency_s") for one in (whole, killed)]
-    assert scores[0] == scores[1] and scores[0], "what was scored after the checkpoint is not there twice"
-    capfd.readouterr()
-    run_here("eval", str(killed), "--episodes", "3")
-    assert "success" in capfd.readouterr().out
-    compared = json.loads((killed / "evaluation.json").read_text())["compared"]
-    assert {name: one["episodes"] for name, one in compared.items()} == {"policy, greedy": 3, "policy, sampled": 3}
 
 
 @pytest.mark.ray
