@@ -125,14 +125,13 @@ class EnvSlot(TokenSlot):
         self.begin_piece(group, at)
         self._check({"numbers of the observation": self.turn.snapshot})
 
-    def play(self, answer: SampledReply | str) -> bool:
-        """Plays a turn and returns whether the episode is over."""
+    def play(self, answer: Any) -> bool:
+        """Plays a turn, by a sampled reply, a script's or a text, and returns whether the episode is over."""
         # as it was when the reply was made: the env's step changes all of it
         goal, distance = self.env.goal, distance_of(self.env)
-        if isinstance(answer, str):
-            text = answer
-        else:  # a text, or the choice of an action head
-            text = answer.text if answer.action is None else self.env.action_text(answer.action)
+        text = answer if isinstance(answer, str) else answer.text
+        if isinstance(answer, SampledReply) and answer.action is not None:  # the choice of an action head
+            text = self.env.action_text(answer.action)
         turn, reward, terminated, truncated, info = self.env.step(text)
         self._check({"numbers of the observation": turn.snapshot, "rewards": float(reward)})
         # the gain is positive if the turn came nearer to success

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from rlvlm.algorithms.evaluation import FIRST_SEED
-from rlvlm.algorithms.policy_gradient.player import is_strict_success, stands_still, turn_player
+from rlvlm.algorithms.policy_gradient.player import is_strict_success, script_player, stands_still, turn_player
 from rlvlm.algorithms.policy_gradient.turns import Actor, play_turns
 from rlvlm.algorithms.sft_config import ReplySFTConfig
 from rlvlm.algorithms.sft_replies import demonstrate
 from rlvlm.core import metrics
 from rlvlm.core.episodes import Observations, TokenEpisode
+from rlvlm.demonstrations.collect import RandomPlayer, ScriptedExpert
 from rlvlm.envs.registry import make_env, task_env
 from rlvlm.envs.slots import EnvSlot
 from rlvlm.policies.reply_policy import ReplySampling
@@ -31,6 +32,14 @@ def test_one_wrong_step_fails_the_strict_test_and_reaches_the_goal_all_the_same(
             slot.play(slot.env.action_text(slot.env.expert_action()))
         assert slot.episode().success.any() and not is_strict_success(slot.episode())
     assert all(is_strict_success(episode) for episode in demonstrate(slot, ReplySFTConfig(turns=20), 0))
+
+
+def test_an_evaluation_is_compared_with_the_expert_and_with_random_actions():
+    expert, random = (
+        script_player(script, make_slot()).play(range(6)) for script in (ScriptedExpert(), RandomPlayer())
+    )
+    assert all(episode.ends_in_success for episode in expert)
+    assert sum(len(episode.env_rewards) for episode in random) > sum(len(episode.env_rewards) for episode in expert)
 
 
 @pytest.mark.slow
