@@ -190,9 +190,9 @@ LIVES = {
         refusal="",
     ),
     "turns, a network of one's own": Life(
-        f"number_line --policy.head {EXAMPLES}/own_turn_policy.py:SmallNet --policy.settings width 32 --steps 512 "
-        "--sft.turns 40 --sft.updates 8 --eval.every-steps 256 --eval.episodes 4 --track.checkpoint-every-steps 128 "
-        "--track.log-every-steps 128",
+        f"number_line --policy.head {EXAMPLES}/own_turn_policy.py:SmallNet --policy.settings width 32 --steps 128 "
+        "--algo.rollout-turns 64 --algo.num-envs 16 --algo.epochs 1 --sft.turns 40 --sft.updates 8 "
+        "--eval.every-steps 64 --eval.episodes 2 --track.checkpoint-every-steps 64 --track.log-every-steps 64",
         of_own_turns,
         refusal="replicas hold chat VLMs",
     ),

@@ -317,7 +317,9 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
     found = []
     for own, config in ((app, SERVED), (sleepers, COLOCATED)):
         turns = config.colocated
-        algorithm: PolicyGradient = build(folder, make_engine=partial(ServedEngine, own, config=config))
+        algorithm: PolicyGradient = build(
+            folder, make_engine=partial(ServedEngine, own, config=config), max_reply_tokens=6
+        )
         algorithm.train()
         events = noted(algorithm.rollouts.engine, algorithm.learners)
         algorithm.train()
@@ -347,7 +349,9 @@ def test_ppo_learns_the_same_whether_engines_sleep_while_learners_learn_or_have_
 def test_replies_are_sampled_while_the_learner_learns_and_are_the_same(app, folder):
     found = []
     for waits in (False, True):
-        algorithm = build(folder, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1)
+        algorithm = build(
+            folder, make_engine=partial(ServedEngine, app, config=SERVED), staleness=1, max_reply_tokens=6
+        )
         if waits:
             algorithm.source._pool = None  # each rollout ends before anything else begins
         for _ in range(3):

@@ -35,17 +35,17 @@ def test_three_algorithms_learn_from_one_judge_at_the_same_time(local_ray, tmp_p
     for task in TASKS[1:]:
         tree["task_settings"][task] |= {"reward.monitor.preflight": 0}  # it tells bright from dark
     tree["task_settings"]["rlvlm.testing:TINY"] |= {
-        "steps": 400, "env.episode_steps": 20, "algo.seed_steps": 40, "eval.every_steps": 200,
+        "steps": 160, "env.episode_steps": 20, "algo.seed_steps": 40, "eval.every_steps": 160,
         "feedback.first_step": 100, "feedback.every_steps": 100, "feedback.queries": 8, "feedback.preflight": 0,
         "reward_model.ensemble": 1,
         "reward_model.min_updates": 5, "reward_model.max_updates": 5, "algo.critic_reset_updates": 5,
     }  # fmt: skip
     tree["task_settings"]["number_line"] |= {
-        "steps": 64, "algo.num_envs": 8, "algo.rollout_turns": 32, "algo.epochs": 1, "algo.max_reply_tokens": 64,
-        "sft.turns": 32, "sft.updates": 4, "eval.every_steps": 64, "eval.episodes": 2,
+        "steps": 32, "algo.num_envs": 4, "algo.rollout_turns": 32, "algo.epochs": 1, "algo.max_reply_tokens": 64,
+        "sft.turns": 16, "sft.updates": 2, "eval.every_steps": 32, "eval.episodes": 2,
     }  # fmt: skip
     tree["task_settings"]["push_block"] |= {
-        "steps": 1_000, "sft.episodes": 8, "sft.updates": 20, "algo.groups": 4, "algo.rounds": 1, "eval.episodes": 2,
+        "steps": 200, "sft.episodes": 4, "sft.updates": 4, "algo.groups": 4, "algo.rounds": 1, "eval.episodes": 2,
         "policy.pocket.hidden": 32, "policy.pocket.image_px": 16, "reward.num_frames": 2, "reward.frame_px": 32,
     }  # fmt: skip
     store = tmp_path / "labels"
