@@ -19,8 +19,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 logger = logging.getLogger(__name__)
 
 SLOW, SLOW_S = 3.0, 0.1
-"""A replica is slow if the quickest of its latest requests took so many times as long as the other replicas', and so
-many seconds longer."""
+"""A replica is slow if the quickest of its latest requests took so many times as long as the other replicas' and as
+was usual, and so many seconds longer."""
 _LATEST, _KNOWN, _USUAL = 5, 3, 200
 """Requests of a replica that are remembered, how many must have ended before it is called slow, and requests of all
 replicas by which it is judged."""
